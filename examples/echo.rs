@@ -3,7 +3,7 @@
 
 use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::cm::{AsyncEventChannel, AsyncListener};
-use uverbs::cm::{ConnectParam, ConnectRequest, Connector};
+use uverbs::cm::{ConnectParam, ConnectRequest, Connector, Listener};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, QpType};
 
@@ -45,7 +45,7 @@ async fn talk() -> Result<()> {
     let context = Context::open_first()?;
     let (channel, _driver) = AsyncEventChannel::spawn()?;
     channel.use_context(&context)?;
-    let listener = channel.listen((context.default_gid(1)?.gid.ip(), 0), 128)?;
+    let listener = channel.listen(&Listener::builder((context.default_gid(1)?.gid.ip(), 0))?)?;
     let connector = Connector::new(listener.local_addr()?)?;
     tokio::spawn(serve(channel.clone(), listener));
 

@@ -21,7 +21,7 @@
 //! Addresses are IPv4 and IPv6 ones, on InfiniBand also GIDs with service ids. Two programs of one host connect by the
 //! address of an RDMA device: the loopback interface (127.0.0.1, `::1`, `localhost`) has none, so that its addresses can
 //! be listened on, and not connected to. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
-//! port space [`IB`](PortSpace::IB) they are of any type ([`EventChannel::create_id_for`]): reliable, unreliable, or XRC,
+//! port space [`IB`](PortSpace::IB) they are of any type ([`EventChannel::create_id`]): reliable, unreliable, or XRC,
 //! where an initiator connects to a listener for targets; the number of the target's shared receive queue is for the
 //! programs to exchange, for example as private data. In the
 //! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
@@ -65,7 +65,7 @@
 //! |---|---|
 //! | `rdma_create_event_channel`, `rdma_destroy_event_channel` | [`EventChannel::open`], drop |
 //! | `rdma_get_cm_event`, `rdma_ack_cm_event` | `wait` of the id, or [`EventChannel::dispatch`]; nothing is acknowledged |
-//! | `rdma_create_id`, `rdma_destroy_id`, `rdma_migrate_id` | [`EventChannel::create_id`], [`create_id_for`](EventChannel::create_id_for), drop, [`Id::migrate`] and [`ConnectRequest::migrate`] |
+//! | `rdma_create_id`, `rdma_destroy_id`, `rdma_migrate_id` | [`EventChannel::create_id`], drop, [`Id::migrate`] and [`ConnectRequest::migrate`] |
 //! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`Id::bind`], [`BoundId::listen`], [`ListeningId::next_request`] |
 //! | `rdma_resolve_addr`, `rdma_resolve_route` | [`Id::resolve_addr`], [`AddrResolved::resolve_route`] |
 //! | `rdma_create_qp`, `rdma_init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
@@ -75,7 +75,7 @@
 //! | `rdma_set_local_ece`, `rdma_get_remote_ece`, `rdma_reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
 //! | `rdma_write_cm_event` | [`Connection::write_event`] |
 //! | `rdma_resolve_addrinfo`, `rdma_query_addrinfo` with `RAI_SA` | [`BoundId::resolve_ib_service`], [`IbServiceResolved::records`] |
-//! | `rdma_bind_addr`, `rdma_resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`], [`Listener::bind_ib`], [`Connector::to_ib`] |
+//! | `rdma_bind_addr`, `rdma_resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`], [`Listener::builder_ib`], [`Connector::to_ib`] |
 //! | `rdma_set_option` with `RDMA_OPTION_IB_PATH` | [`AddrResolved::set_ib_path`], [`RouteResolved::ib_paths`] |
 //! | `rdma_set_option`, `rdma_notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `rdma_get_local_addr`, `rdma_get_peer_addr` | `local_addr`, `peer_addr` |
@@ -113,8 +113,8 @@ pub use crate::qp::Ece;
 pub use bound::BoundId;
 pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};
-pub use connector::{Connector, Listener, QpWith};
-pub(crate) use connector::{Target, listen_by_gid, listen_on, no_address};
+pub use connector::{Connector, Listener, ListenerBuilder, QpWith};
+pub(crate) use connector::{Target, no_address};
 pub use datagram::{ConnectingDatagrams, DatagramPeer};
 pub(crate) use event::Event;
 pub use event::{ConnectError, RejectReason, Rejection};

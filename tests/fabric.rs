@@ -316,7 +316,7 @@ fn a_task_steps_the_fabric_and_runs_repeat() -> Result<()> {
 fn calls_between_two_steps_are_at_the_time_of_the_event_loop() -> Result<()> {
     use tokio::time::sleep;
     use uverbs::aio::cm::AsyncEventChannel;
-    use uverbs::cm::{ConnectParam, Connector};
+    use uverbs::cm::{ConnectParam, Connector, Listener};
     const LONG: Duration = Duration::from_secs(100);
     let devices = Fabric::builder().device(Profile::new()).device(Profile::new());
     let fabric = devices.stepped(1).history().build()?;
@@ -332,8 +332,8 @@ fn calls_between_two_steps_are_at_the_time_of_the_event_loop() -> Result<()> {
         };
         let system = fabric.system();
         let (server, _driver) = AsyncEventChannel::spawn_on(&system)?;
-        let listener = server.listen("10.0.0.2:0", 4)?;
-        let connector = Connector::new(listener.local_addr()?)?.from("10.0.0.1:0".parse()?);
+        let listener = server.listen(&Listener::builder("10.0.0.2:0")?.backlog(4))?;
+        let connector = Connector::new(listener.local_addr()?)?.source("10.0.0.1:0".parse()?);
         let (client, _driver) = AsyncEventChannel::spawn_on(&system)?;
         let passive = tokio::spawn(async move {
             let request = listener.next_request().await?;

@@ -264,7 +264,7 @@ fn a_device_that_is_unplugged_takes_its_contexts_with_it() -> Result<()> {
     let fabric = fabric(1);
     let (mut a, mut b) = End::pair(&fabric)?;
     let channel = EventChannel::open_on(&fabric.system())?;
-    let id = channel.create_id()?.bind("10.0.0.2:0".parse()?)?;
+    let id = channel.create_id(PortSpace::TCP, QpType::RC)?.bind("10.0.0.2:0".parse()?)?;
     // Another context of the same open file.
     let other = Context::import(b.context.share()?)?;
     fabric.device("right").ok_or("right is there")?.unplug();
@@ -506,16 +506,18 @@ fn connect_with_losses(asking: u32, answering: u32) -> Result<Duration> {
     let system = fabric.system();
     let passive = std::thread::spawn(move || -> Result<_> {
         // The fabric knows both threads before one of them waits.
-        let listener = Listener::bind_on(&EventChannel::open_on(&system)?, "10.0.0.2:0", 4)?;
+        let listener =
+            Listener::builder("10.0.0.2:0")?.channel(&EventChannel::open_on(&system)?).build()?;
         tell.send(listener.local_addr()?)?;
         let request = listener.next_request(Some(Duration::from_secs(600)))?.ok_or("no request")?;
-        let connected =
-            request.connect(&ConnectParam::new(), |request| create(&request.context()?))?;
-        Ok((connected, listener))
+        let qp = create(&request.context()?)?;
+        let accepting = request.accept(&qp, &ConnectParam::new())?;
+        let connection = accepting.wait(Some(Duration::from_secs(600)))?.done()?;
+        Ok(((qp, connection), listener))
     });
     let to = told.recv()?;
     let client = EventChannel::open_on(&fabric.system())?;
-    let connector = Connector::new(to)?.from("10.0.0.1:0".parse()?).channel(&client);
+    let connector = Connector::new(to)?.source("10.0.0.1:0".parse()?).channel(&client);
     let connector = connector.timeout(Duration::from_secs(600));
     let connected = connector.connect(|route| create(&route.context()?))?;
     let took = fabric.now();
@@ -740,7 +742,8 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 fn route(fabric: &Fabric, space: PortSpace, to: SocketAddr) -> uverbs::Result<RouteResolved> {
     let channel = EventChannel::open_on(&fabric.system())?;
     let (from, limit) = ("10.0.0.1:0".parse().ok(), Duration::from_secs(2));
-    let resolving = channel.create_id_in(space)?.resolve_addr(from, to, limit)?;
+    let qp_type = if space == PortSpace::UDP { QpType::UD } else { QpType::RC };
+    let resolving = channel.create_id(space, qp_type)?.resolve_addr(from, to, limit)?;
     resolving.wait(PATIENCE)?.done()?.resolve_route(limit)?.wait(PATIENCE)?.done()
 }
 
@@ -749,7 +752,8 @@ fn addresses_over_infiniband_connect_by_lids() -> Result<()> {
     let fabric = infiniband(1)?;
     let [mut a, mut b] = ["left", "right"].map(|name| End::new(&fabric, name).unwrap());
     let channel = EventChannel::open_on(&fabric.system())?;
-    let listener = channel.create_id()?.bind("10.0.0.2:0".parse()?)?.listen(4)?;
+    let listener =
+        channel.create_id(PortSpace::TCP, QpType::RC)?.bind("10.0.0.2:0".parse()?)?.listen(4)?;
     let known = route(&fabric, PortSpace::TCP, listener.local_addr()?)?;
     let paths = known.ib_paths()?;
     let (local, peer) = known.ib_addrs()?;
@@ -761,7 +765,11 @@ fn addresses_over_infiniband_connect_by_lids() -> Result<()> {
     // The path of one id is another's.
     let (asking, limit) = (EventChannel::open_on(&fabric.system())?, Duration::from_secs(2));
     let from = "10.0.0.1:0".parse().ok();
-    let resolving = asking.create_id()?.resolve_addr(from, listener.local_addr()?, limit)?;
+    let resolving = asking.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
+        from,
+        listener.local_addr()?,
+        limit,
+    )?;
     let resolved = resolving.wait(PATIENCE)?.done()?;
     let route = resolved.set_ib_path(&path)?.wait(PATIENCE)?.done()?;
     assert_eq!(route.ib_paths()?, [path]);
@@ -787,7 +795,7 @@ fn datagrams_over_infiniband_are_sent_to_a_lid() -> Result<()> {
     let fabric = infiniband(0x8001)?;
     let right = open(&fabric, "right")?;
     let channel = EventChannel::open_on(&fabric.system())?;
-    let bound = channel.create_id_in(PortSpace::UDP)?.bind("10.0.0.2:0".parse()?)?;
+    let bound = channel.create_id(PortSpace::UDP, QpType::UD)?.bind("10.0.0.2:0".parse()?)?;
     let listener = bound.listen(4)?;
     let route = route(&fabric, PortSpace::UDP, listener.local_addr()?)?;
     let ud = |context: &Context| {

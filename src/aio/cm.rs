@@ -9,7 +9,7 @@
 //! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use uverbs::QpType;
 //! use uverbs::aio::cm::{AsyncConnection, AsyncEventChannel, AsyncListener};
-//! use uverbs::cm::{ConnectParam, Connector};
+//! use uverbs::cm::{ConnectParam, Connector, Listener};
 //!
 //! let (channel, _driver) = AsyncEventChannel::spawn()?;
 //! channel.use_context(context)?;
@@ -17,7 +17,7 @@
 //! let pd = context.alloc_pd()?;
 //!
 //! // A server:
-//! let listener: AsyncListener = channel.listen("0.0.0.0:7471", 128)?;
+//! let listener: AsyncListener = channel.listen(&Listener::builder("0.0.0.0:7471")?)?;
 //! let request = listener.next_request().await?;
 //! let (qp, connection) = channel
 //!     .accept(request, &ConnectParam::new(), |_| {
@@ -122,9 +122,8 @@
 use super::driver::Readiness;
 use crate::cm::{
     BoundId, ConnectError, ConnectParam, ConnectRequest, Connection, ConnectionEvent, Connector,
-    DatagramPeer, Event, EventChannel, EventWait, IbAddress, ListeningId, MulticastMember,
-    MulticastRole, Polled, PortSpace, RouteResolved, Step, Target, listen_by_gid, listen_on,
-    no_address,
+    DatagramPeer, Event, EventChannel, EventWait, IbAddress, ListenerBuilder, ListeningId,
+    MulticastMember, MulticastRole, Polled, PortSpace, RouteResolved, Step, Target, no_address,
 };
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -135,7 +134,7 @@ use crate::sync::lock::Lock;
 use rustix::io::Errno;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
@@ -262,14 +261,14 @@ impl AsyncEventChannel {
     ///
     /// ```no_run
     /// # use std::os::fd::BorrowedFd;
-    /// # use uverbs::aio::{Readiness, cm::{ChannelDriver, AsyncEventChannel}};
+    /// # use uverbs::{aio::{Readiness, cm::{ChannelDriver, AsyncEventChannel}}, cm::Listener};
     /// # async fn f<R: Readiness + Unpin>(
     /// #     watch: impl FnOnce(BorrowedFd<'_>) -> uverbs::Result<R>,
     /// #     spawn: impl Fn(ChannelDriver<R>),
     /// # ) -> uverbs::Result<()> {
     /// let (channel, driver) = AsyncEventChannel::new(watch)?;
     /// spawn(driver);
-    /// let listener = channel.listen("0.0.0.0:7471", 128)?;
+    /// let listener = channel.listen(&Listener::builder("0.0.0.0:7471")?)?;
     /// let request = listener.next_request().await?;
     /// # drop(request); Ok(()) }
     /// ```
@@ -351,29 +350,18 @@ impl AsyncEventChannel {
         self.shared().channel.use_context(context)
     }
 
-    /// Listens on an address of this host, or on the first usable address of a host name; see
-    /// [`BoundId::listen`] for `backlog`. The driver reads requests as they come; the listener keeps as many as the
-    /// backlog, and rejects others.
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::bind`](crate::cm::Id::bind).
-    pub fn listen(&self, address: impl ToSocketAddrs, backlog: u32) -> Result<AsyncListener> {
-        self.listen_for(QpType::RC, address, backlog)
-    }
-
-    /// As [`listen`](Self::listen), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose
-    /// requests are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port
-    /// space [`IB`](PortSpace::IB).
+    /// Listens; see [`ListenerBuilder`]. The driver reads requests as they come; the listener keeps as many as the
+    /// [backlog](ListenerBuilder::backlog), and rejects others. The builder's channel is not used.
     ///
     /// A service that tells all its peers the same queue pair for datagrams:
     ///
     /// ```no_run
     /// # use uverbs::aio::{AsyncQueuePair, cm::AsyncEventChannel};
     /// # async fn f(channel: AsyncEventChannel, qp: AsyncQueuePair) -> uverbs::Result<()> {
-    /// use uverbs::{QpType, cm::ConnectParam};
+    /// use uverbs::QpType;
+    /// use uverbs::cm::{ConnectParam, Listener};
     ///
-    /// let listener = channel.listen_for(QpType::UD, "0.0.0.0:7471", 128)?;
+    /// let listener = channel.listen(&Listener::builder("0.0.0.0:7471")?.qp_type(QpType::UD))?;
     /// loop {
     ///     let request = listener.next_request().await?;
     ///     request.accept_datagrams(&qp, &ConnectParam::new())?;
@@ -381,39 +369,23 @@ impl AsyncEventChannel {
     /// # }
     /// ```
     ///
-    /// # Errors
-    ///
-    /// As [`listen`](Self::listen); `EINVAL` for another type.
-    pub fn listen_for(
-        &self,
-        qp_type: QpType,
-        address: impl ToSocketAddrs,
-        backlog: u32,
-    ) -> Result<AsyncListener> {
-        Ok(self.listener(listen_on(self.channel(), qp_type, address, backlog)?))
-    }
-
-    /// As [`listen_for`](Self::listen_for), on the GID of a port and a service there, on InfiniBand; see
-    /// [`Listener::bind_ib`](crate::cm::Listener::bind_ib). [`Connector::to_ib`] is the other side.
+    /// On InfiniBand, on the GID of a port and a service there; [`Connector::to_ib`] is the other side:
     ///
     /// ```no_run
-    /// # use uverbs::{QpType, Result, aio::cm::AsyncEventChannel, cm::IbAddress};
+    /// # use uverbs::{Result, aio::cm::AsyncEventChannel, cm::IbAddress};
     /// # async fn f(channel: &AsyncEventChannel, service: IbAddress) -> Result<()> {
-    /// let listener = channel.listen_ib(QpType::RC, service, 128)?;
+    /// use uverbs::cm::Listener;
+    ///
+    /// let listener = channel.listen(&Listener::builder_ib(service))?;
     /// println!("on {:?}; {} requests found no room", listener.local_ib_addr()?, listener.overflows());
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`Listener::bind_ib`](crate::cm::Listener::bind_ib).
-    pub fn listen_ib(
-        &self,
-        qp_type: QpType,
-        address: IbAddress,
-        backlog: u32,
-    ) -> Result<AsyncListener> {
-        Ok(self.listener(listen_by_gid(self.channel(), qp_type, address, backlog)?))
+    /// As [`ListenerBuilder::build`].
+    pub fn listen(&self, listener: &ListenerBuilder) -> Result<AsyncListener> {
+        Ok(self.listener(listener.listen(self.channel())?))
     }
 
     fn connection(&self, connection: Connection) -> AsyncConnection {
@@ -551,7 +523,7 @@ impl AsyncEventChannel {
         create: impl FnOnce(&BoundId) -> Result<Q>,
     ) -> Result<(Q, AsyncMulticastMember)> {
         let shared = self.shared();
-        let id = shared.channel.create_id_in(PortSpace::UDP)?;
+        let id = shared.channel.create_id(PortSpace::UDP, QpType::UD)?;
         let bound = id.bind(SocketAddr::new(local, 0))?;
         let qp = create(&bound)?;
         let joining = bound.join_multicast(&qp, group, role)?;
@@ -575,12 +547,12 @@ impl AsyncEventChannel {
     /// # drop((qp, connection)); Ok(()) }
     /// ```
     ///
-    /// `create` makes the queue pair as for [`ConnectRequest::connect`]. A request of another channel is first
+    /// `create` makes the queue pair as for [`Listener::accept`](crate::cm::Listener::accept). A request of another channel is first
     /// [moved](ConnectRequest::migrate) to this one, and its queue pair is created on this channel's context.
     ///
     /// # Errors
     ///
-    /// As [`ConnectRequest::connect`]; `ETIMEDOUT` when the kernel gives up; `ECANCELED` if the driver has ended.
+    /// As [`ConnectRequest::accept`] and [`Accepting::wait`](crate::cm::Accepting::wait), and those of `create`; `ETIMEDOUT` when the kernel gives up; `ECANCELED` if the driver has ended.
     pub async fn accept<Q: Deref<Target = QpControl>>(
         &self,
         request: ConnectRequest,
@@ -710,7 +682,7 @@ impl AsyncListener {
 
     /// The GID and the service that the listener listens on; see [`ListeningId::local_ib_addr`].
     ///
-    /// Example: [`AsyncEventChannel::listen_ib`].
+    /// Example: [`AsyncEventChannel::listen`].
     ///
     /// # Errors
     ///
@@ -722,7 +694,7 @@ impl AsyncListener {
     /// How many connect requests were rejected because as many others as the [backlog](BoundId::listen) waited to be
     /// taken.
     ///
-    /// Example: [`AsyncEventChannel::listen_ib`].
+    /// Example: [`AsyncEventChannel::listen`].
     pub fn overflows(&self) -> u64 {
         self.id.overflows()
     }

@@ -171,7 +171,7 @@ impl AsyncEventChannel {
     /// let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     /// event_loop.block_on(async {
     ///     let (channel, _driver) = AsyncEventChannel::spawn_on(&fabric.system())?;
-    ///     let listener = channel.listen("10.0.0.2:7471", 128)?;
+    ///     let listener = channel.listen(&Listener::builder("10.0.0.2:7471")?)?;
     ///     assert_eq!(listener.local_addr()?.port(), 7471);
     ///     Ok::<(), uverbs::Error>(())
     /// })?;

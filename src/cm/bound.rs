@@ -29,7 +29,7 @@ use uverbs_uapi::rdma_user_cm as uapi;
 /// use uverbs::cm::{BoundId, EventChannel, Id, PortSpace};
 ///
 /// let channel = EventChannel::open()?;
-/// let id = channel.create_id_for(PortSpace::TCP, QpType::RC)?;
+/// let id = channel.create_id(PortSpace::TCP, QpType::RC)?;
 /// // Before it is bound: an address that was used lately, and no IPv4 by an IPv6 wildcard.
 /// id.set_reuse_address(true)?;
 /// id.set_af_only(true)?;
@@ -42,7 +42,7 @@ use uverbs_uapi::rdma_user_cm as uapi;
 ///     request.reject(&[])?;
 /// }
 ///
-/// let from: BoundId = channel.create_id()?.bind("10.0.0.1:0".parse()?)?;
+/// let from: BoundId = channel.create_id(PortSpace::TCP, QpType::RC)?.bind("10.0.0.1:0".parse()?)?;
 /// let resolving = from.resolve_addr("10.0.0.2:7471".parse()?, Duration::from_secs(2))?;
 /// # drop(resolving); Ok(()) }
 /// ```

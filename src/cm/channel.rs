@@ -184,36 +184,16 @@ impl EventChannel {
         Ok(EventChannel { inner: Arc::new(inner) })
     }
 
-    /// Creates an id for reliable connections, in the port space [`TCP`](PortSpace::TCP).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EACCES` after a change of credentials.
-    #[doc(alias = "rdma_create_id")]
-    pub fn create_id(&self) -> Result<Id> {
-        self.create_id_in(PortSpace::TCP)
-    }
-
-    /// Creates an id in a port space: for datagrams in [`UDP`](PortSpace::UDP) and [`IPOIB`](PortSpace::IPOIB), for
-    /// reliable connections in others.
-    ///
-    /// # Errors
-    ///
-    /// As [`create_id`](Self::create_id), and `EINVAL` for a space that the kernel does not know.
-    #[doc(alias = "rdma_create_id")]
-    pub fn create_id_in(&self, space: PortSpace) -> Result<Id> {
-        self.create_id_for(space, space.default_qp_type())
-    }
-
-    /// Creates an id for queue pairs of a type. In the port space [`IB`](PortSpace::IB) that is any of `RC`, `UC`,
-    /// `UD`,
+    /// Creates an id in a port space, for queue pairs of a type: RC in [`TCP`](PortSpace::TCP), UD in
+    /// [`UDP`](PortSpace::UDP) and [`IPOIB`](PortSpace::IPOIB), and in [`IB`](PortSpace::IB) any of `RC`, `UC`, `UD`,
     /// `XRC_INI` to connect, and `XRC_TGT` to listen. Both sides are in the same port space.
     ///
     /// # Errors
     ///
-    /// As [`create_id_in`](Self::create_id_in), and `EINVAL` for a type that the space does not have.
+    /// `EINVAL` for a space that the kernel does not know, or a type that the space does not have; `ENOMEM`; `EACCES`
+    /// after a change of credentials.
     #[doc(alias = "rdma_create_id")]
-    pub fn create_id_for(&self, space: PortSpace, qp_type: QpType) -> Result<Id> {
+    pub fn create_id(&self, space: PortSpace, qp_type: QpType) -> Result<Id> {
         Ok(Id::new(IdInner::create(&self.inner, space, qp_type)?))
     }
 
@@ -700,7 +680,11 @@ mod tests {
             flags.contains(rustix::fs::OFlags::NONBLOCK)
         };
         let channel = script.open();
-        let bound = channel.create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+        let bound = channel
+            .create_id(PortSpace::TCP, QpType::RC)
+            .unwrap()
+            .bind(LOCAL.parse().unwrap())
+            .unwrap();
         let listener = bound.listen(4).unwrap();
         script.request(1, Default::default());
         assert!(listener.next_request(None).unwrap().is_some());
@@ -761,7 +745,10 @@ mod tests {
                 let script = CmScript::new();
                 let channel = script.open();
                 let listen = |address: &str| {
-                    let bound = channel.create_id().unwrap().bind(address.parse().unwrap());
+                    let bound = channel
+                        .create_id(PortSpace::TCP, QpType::RC)
+                        .unwrap()
+                        .bind(address.parse().unwrap());
                     bound.unwrap().listen(4).unwrap()
                 };
                 let (task, thread) = (listen(LOCAL), listen("192.0.2.1:7472"));

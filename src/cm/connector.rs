@@ -27,6 +27,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// The limit for the peer's confirmation after a request was accepted.
 const ESTABLISH: Duration = Duration::from_secs(10);
 
+/// The call that errors of a listener's address name.
+const BIND: &str = "bind_addr";
+
 /// The default backlog.
 const BACKLOG: u32 = 128;
 
@@ -83,7 +86,7 @@ const UNCONFIRMED: &str = "the peer did not complete the handshake in time";
 #[must_use]
 pub struct Connector {
     targets: Vec<Target>,
-    from: Option<Target>,
+    source: Option<Target>,
     /// The path to a GID, which otherwise the subnet administrator is asked for.
     path: Option<IbPath>,
     channel: Option<EventChannel>,
@@ -101,9 +104,8 @@ pub(crate) enum Target {
     Ib(IbAddress),
 }
 
-/// A queue pair and whatever else belongs to it, for the `create` of [`Connector::connect`],
-/// [`ConnectRequest::connect`] and the futures of [`aio::cm`](crate::aio::cm), which hand out both when the queue pair
-/// is connected.
+/// A queue pair and whatever else belongs to it, for the `create` of [`Connector::connect`], [`Listener::accept`]
+/// and the futures of [`aio::cm`](crate::aio::cm), which hand out both when the queue pair is connected.
 ///
 /// ```no_run
 /// # use uverbs::{Context, QpType, Result, cm::Connector, owned::*};
@@ -149,14 +151,14 @@ impl Connector {
     /// ```no_run
     /// # fn f(own: uverbs::Gid, peer: uverbs::Gid, path: uverbs::cm::IbPath) -> Result<(), Box<dyn std::error::Error>> {
     /// use uverbs::QpType;
-    /// use uverbs::cm::{Connector, EventChannel, IbAddress, Listener, PortSpace};
+    /// use uverbs::cm::{Connector, IbAddress, Listener, PortSpace};
     ///
     /// let service = IbAddress::new(own, PortSpace::IB, 7471);
-    /// let listener = Listener::bind_ib(&EventChannel::open()?, QpType::RC, service, 128)?;
+    /// let listener = Listener::builder_ib(service).build()?;
     /// println!("on {:?}; {} requests found no room", listener.local_ib_addr()?, listener.overflows());
     ///
     /// let connector = Connector::to_ib(IbAddress::new(peer, PortSpace::IB, 7471))
-    ///     .from_ib(IbAddress::new(own, PortSpace::IB, 0))
+    ///     .source_ib(IbAddress::new(own, PortSpace::IB, 0))
     ///     .ib_path(path);
     /// let (qp, connection) = connector.connect(|route| {
     ///     let context = route.context()?;
@@ -173,7 +175,7 @@ impl Connector {
     fn to(targets: Vec<Target>) -> Connector {
         Connector {
             targets,
-            from: None,
+            source: None,
             path: None,
             channel: None,
             param: ConnectParam::new(),
@@ -185,15 +187,16 @@ impl Connector {
     }
 
     /// The address of this host that connections come from; unless set, the routing table decides.
-    pub fn from(mut self, address: SocketAddr) -> Self {
-        self.from = Some(Target::Ip(address));
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn source(mut self, address: SocketAddr) -> Self {
+        self.source = Some(Target::Ip(address));
         self
     }
 
-    /// As [`from`](Self::from), the GID of a port of this host, for connections to a [GID](Self::to_ib). Unless set,
-    /// the kernel takes a port in the same subnet and partition.
-    pub fn from_ib(mut self, address: IbAddress) -> Self {
-        self.from = Some(Target::Ib(address));
+    /// As [`source`](Self::source), the GID of a port of this host, for connections to a [GID](Self::to_ib). Unless set, the
+    /// kernel takes a port in the same subnet and partition.
+    pub fn source_ib(mut self, address: IbAddress) -> Self {
+        self.source = Some(Target::Ib(address));
         self
     }
 
@@ -241,7 +244,7 @@ impl Connector {
     }
 
     /// The type of the queue pairs; `RC` unless set. `UC` and `XRC_INI` are connected in the port space
-    /// [`IB`](super::PortSpace::IB), where the peer [listens](Listener::bind_for) for `UC` or `XRC_TGT`.
+    /// [`IB`](super::PortSpace::IB), where the peer [listens](ListenerBuilder::qp_type) for `UC` or `XRC_TGT`.
     pub fn qp_type(mut self, qp_type: QpType) -> Self {
         self.qp_type = qp_type;
         self
@@ -391,7 +394,7 @@ impl Connector {
 
     /// The IP address of this host that a connection to another one comes from, if the program named it.
     fn own_ip_for(&self, to: SocketAddr) -> Result<Option<SocketAddr>> {
-        match self.from {
+        match self.source {
             None => Ok(None),
             Some(Target::Ip(from)) => Ok(Some(from)),
             Some(Target::Ib(from)) => {
@@ -406,7 +409,7 @@ impl Connector {
 
     /// The GID of this host that a connection to another one comes from, if the program named it.
     fn own_gid_for(&self, to: IbAddress) -> Result<Option<IbAddress>> {
-        match self.from {
+        match self.source {
             None => Ok(None),
             Some(Target::Ib(from)) => Ok(Some(from)),
             Some(Target::Ip(from)) => {
@@ -421,7 +424,7 @@ impl Connector {
 
     /// An id with the options of the connector.
     fn id(&self, channel: &EventChannel, space: PortSpace, qp_type: QpType) -> Result<Id> {
-        let id = channel.create_id_for(space, qp_type)?;
+        let id = channel.create_id(space, qp_type)?;
         if let Some(tos) = self.tos {
             id.set_type_of_service(tos)?;
         }
@@ -444,15 +447,88 @@ impl Connector {
     }
 }
 
+/// Builds a [`Listener`], or an [`AsyncListener`](crate::aio::cm::AsyncEventChannel::listen).
+///
+/// Example: [`Listener`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ListenerBuilder {
+    addresses: Vec<Target>,
+    channel: Option<EventChannel>,
+    qp_type: QpType,
+    backlog: u32,
+}
+
+impl ListenerBuilder {
+    fn on(addresses: Vec<Target>) -> ListenerBuilder {
+        ListenerBuilder { addresses, channel: None, qp_type: QpType::RC, backlog: BACKLOG }
+    }
+
+    /// The event channel; unless set, the listener opens its own.
+    pub fn channel(mut self, channel: &EventChannel) -> Self {
+        self.channel = Some(channel.clone());
+        self
+    }
+
+    /// The type of the queue pairs that requests are for: `RC`, `UC`, `XRC_TGT`, or `UD`, whose requests are for
+    /// [`accept_datagrams`](ConnectRequest::accept_datagrams); `RC` unless set. `UC` and `XRC_TGT` are in the port space
+    /// [`IB`](PortSpace::IB).
+    pub fn qp_type(mut self, qp_type: QpType) -> Self {
+        self.qp_type = qp_type;
+        self
+    }
+
+    /// How many connect requests may wait, 128 unless set; see [`BoundId::listen`](super::BoundId::listen).
+    pub fn backlog(mut self, backlog: u32) -> Self {
+        self.backlog = backlog;
+        self
+    }
+
+    /// Listens.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::bind`](super::Id::bind) and [`Id::bind_ib`](super::Id::bind_ib); `EINVAL` for another type.
+    #[doc(alias("rdma_bind_addr", "rdma_listen"))]
+    pub fn build(self) -> Result<Listener> {
+        let channel = match &self.channel {
+            Some(channel) => channel.clone(),
+            None => EventChannel::open()?,
+        };
+        let id = self.listen(&channel)?;
+        Ok(Listener { channel, id })
+    }
+
+    /// Listens on the first usable address.
+    pub(crate) fn listen(&self, channel: &EventChannel) -> Result<ListeningId> {
+        let mut last = None;
+        for address in &self.addresses {
+            let space = match address {
+                Target::Ip(_) => PortSpace::of(self.qp_type),
+                Target::Ib(_) => PortSpace::IB,
+            };
+            let id = channel.create_id(space, self.qp_type)?;
+            let bound = match *address {
+                Target::Ip(address) => id.bind(address),
+                Target::Ib(address) => id.bind_ib(address),
+            };
+            match bound.and_then(|id| id.listen(self.backlog)) {
+                Ok(id) => return Ok(id),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| no_address(BIND)))
+    }
+}
+
 /// Accepts connections of queue pairs.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use uverbs::QpType;
-/// use uverbs::cm::{ConnectParam, Listener};
+/// use uverbs::cm::Listener;
 /// let listener = Listener::bind("0.0.0.0:7471")?;
-/// let request = listener.next_request(None)?.ok_or("no request")?;
-/// let (qp, connection) = request.connect(&ConnectParam::new(), |request| {
+/// let (qp, connection) = listener.accept(None, |request| {
 ///     let context = request.context()?;
 ///     let cq = context.cq_builder(16).build()?;
 ///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(8).build()
@@ -461,7 +537,7 @@ impl Connector {
 /// # Ok(()) }
 /// ```
 ///
-/// Several listeners on one channel, of which one is for XRC:
+/// Several listeners on one channel, of which one is for XRC; see [`ListenerBuilder`]:
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -469,8 +545,9 @@ impl Connector {
 /// use uverbs::cm::{EventChannel, Listener};
 ///
 /// let channel = EventChannel::open()?;
-/// let reliable = Listener::bind_on(&channel, "[::]:7471", 128)?;
-/// let targets = Listener::bind_for(&channel, QpType::XRC_TGT, "[::]:7472", 128)?;
+/// let reliable = Listener::builder("[::]:7471")?.channel(&channel).build()?;
+/// let targets =
+///     Listener::builder("[::]:7472")?.channel(&channel).qp_type(QpType::XRC_TGT).backlog(8).build()?;
 /// println!("{:?} and {:?}", reliable.local_addr()?, targets.local_addr()?);
 /// // A thread of its own may read the events of all, if nobody waits.
 /// println!("{} events were for ids; {} leaked", channel.dispatch()?, targets.channel().leaked());
@@ -484,65 +561,33 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on an address of this host, or on the first usable address of a host name, with a backlog
-    /// of 128 requests and an event channel of its own.
+    /// Listens on an address of this host, or on the first usable address of a host name, for reliable connections;
+    /// [`builder`](Self::builder) has options.
     ///
     /// # Errors
     ///
-    /// As [`Id::bind`](super::Id::bind).
+    /// Those of [`builder`](Self::builder) and [`ListenerBuilder::build`].
     pub fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
-        Listener::bind_on(&EventChannel::open()?, address, BACKLOG)
+        Listener::builder(address)?.build()
     }
 
-    /// As [`bind`](Self::bind), with a given event channel and backlog; see
-    /// [`BoundId::listen`](super::BoundId::listen).
+    /// Starts to build a listener on an address of this host, or on the first usable address of a host name.
     ///
     /// # Errors
     ///
-    /// As [`Id::bind`](super::Id::bind).
-    pub fn bind_on(
-        channel: &EventChannel,
-        address: impl ToSocketAddrs,
-        backlog: u32,
-    ) -> Result<Listener> {
-        Listener::bind_for(channel, QpType::RC, address, backlog)
+    /// `EADDRNOTAVAIL` if the name has no address, or the resolver's error.
+    pub fn builder(address: impl ToSocketAddrs) -> Result<ListenerBuilder> {
+        let addresses = resolve(BIND, address)?;
+        Ok(ListenerBuilder::on(addresses.into_iter().map(Target::Ip).collect()))
     }
 
-    /// As [`bind_on`](Self::bind_on), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose
-    /// requests are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port
-    /// space
-    /// [`IB`](super::PortSpace::IB).
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::bind`](super::Id::bind); `EINVAL` for another type.
-    pub fn bind_for(
-        channel: &EventChannel,
-        qp_type: QpType,
-        address: impl ToSocketAddrs,
-        backlog: u32,
-    ) -> Result<Listener> {
-        let id = listen_on(channel, qp_type, address, backlog)?;
-        Ok(Listener { channel: channel.clone(), id })
-    }
-
-    /// As [`bind_for`](Self::bind_for), on the GID of a port and a service there, on InfiniBand. The id is in the port
-    /// space [`IB`](super::PortSpace::IB), where services of the other spaces are, too; with port number 0 the kernel
-    /// chooses one.
+    /// Starts to build a listener on the GID of a port and a service there, on InfiniBand. The id is in the port space
+    /// [`IB`](PortSpace::IB), where services of the other spaces are, too; with port number 0 the kernel chooses one.
     ///
     /// Example: [`Connector::to_ib`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::bind_ib`](super::Id::bind_ib); `EINVAL` for another type.
-    pub fn bind_ib(
-        channel: &EventChannel,
-        qp_type: QpType,
-        address: IbAddress,
-        backlog: u32,
-    ) -> Result<Listener> {
-        let id = listen_by_gid(channel, qp_type, address, backlog)?;
-        Ok(Listener { channel: channel.clone(), id })
+    #[doc(alias = "AF_IB")]
+    pub fn builder_ib(address: IbAddress) -> ListenerBuilder {
+        ListenerBuilder::on(vec![Target::Ib(address)])
     }
 
     /// The channel of the listener and of its connections.
@@ -588,72 +633,28 @@ impl Listener {
         self.id.next_request(timeout)
     }
 
-    /// Waits for a connect request, at most for `timeout`, without one for ever, and accepts it as
-    /// [`ConnectRequest::connect`] does.
+    /// Waits for a connect request, at most for `timeout`, without one for ever, accepts it, and waits for the peer's
+    /// confirmation, for 10 seconds at most. `create` makes the queue pair on [`ConnectRequest::context`], and may post
+    /// receives after [`ConnectRequest::init_qp`]. [`next_request`](Self::next_request) and [`ConnectRequest::accept`]
+    /// take parameters, and another thread may go on with the request.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if no request came; otherwise as [`ConnectRequest::connect`].
+    /// `ETIMEDOUT` if no request or no confirmation came; otherwise those of [`ConnectRequest::accept`],
+    /// [`Accepting::wait`](super::Accepting::wait) and `create`. Any error rejects the request or closes the connection.
+    #[doc(alias = "rdma_accept")]
     pub fn accept<Q: Deref<Target = QpControl>>(
         &self,
         timeout: Option<Duration>,
         create: impl FnOnce(&ConnectRequest) -> Result<Q>,
     ) -> std::result::Result<(Q, Connection), ConnectError> {
-        match self.next_request(timeout)? {
-            Some(request) => request.connect(&ConnectParam::new(), create),
-            None => Err(timed_out("accept", "no request came in time").into()),
-        }
+        const VERB: &str = "accept";
+        let request = self.next_request(timeout)?;
+        let request = request.ok_or_else(|| timed_out(VERB, "no request came in time"))?;
+        let qp = create(&request)?;
+        let accepting = request.accept(&qp, &ConnectParam::new())?;
+        Ok((qp, accepting.wait(Some(ESTABLISH))?.connected(VERB)?))
     }
-}
-
-impl ConnectRequest {
-    /// Accepts the request and waits for the peer's confirmation, for 10 seconds at most. `create` makes
-    /// the queue pair on [`context`](Self::context), and may post receives after
-    /// [`init_qp`](Self::init_qp).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`accept`](Self::accept), [`Accepting::wait`](super::Accepting::wait) and `create`. Any
-    /// error rejects the request or closes the connection.
-    pub fn connect<Q: Deref<Target = QpControl>>(
-        self,
-        param: &ConnectParam,
-        create: impl FnOnce(&ConnectRequest) -> Result<Q>,
-    ) -> std::result::Result<(Q, Connection), ConnectError> {
-        let qp = create(&self)?;
-        let accepting = self.accept(&qp, param)?;
-        let connection = accepting.wait(Some(ESTABLISH))?.done_in_time("accept", UNCONFIRMED)?;
-        Ok((qp, connection))
-    }
-}
-
-/// Listens on the first usable address of a host name.
-pub(crate) fn listen_on(
-    channel: &EventChannel,
-    qp_type: QpType,
-    address: impl ToSocketAddrs,
-    backlog: u32,
-) -> Result<ListeningId> {
-    const VERB: &str = "bind_addr";
-    let mut last = None;
-    for address in resolve(VERB, address)? {
-        let id = channel.create_id_for(PortSpace::of(qp_type), qp_type)?;
-        match id.bind(address).and_then(|id| id.listen(backlog)) {
-            Ok(id) => return Ok(id),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| no_address(VERB)))
-}
-
-/// Listens on the GID of a port.
-pub(crate) fn listen_by_gid(
-    channel: &EventChannel,
-    qp_type: QpType,
-    address: IbAddress,
-    backlog: u32,
-) -> Result<ListeningId> {
-    channel.create_id_for(PortSpace::IB, qp_type)?.bind_ib(address)?.listen(backlog)
 }
 
 fn resolve(verb: &'static str, address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {

@@ -61,7 +61,7 @@ const DEFAULT_PKEY: u16 = 0xffff;
 ///
 /// let limit = Duration::from_secs(2);
 /// let service = IbAddress::of_service(own, 0x1_0006_1d2f);
-/// let listening: ListeningId = channel.create_id()?.bind_ib(service)?.listen(16)?;
+/// let listening: ListeningId = channel.create_id(PortSpace::TCP, QpType::RC)?.bind_ib(service)?.listen(16)?;
 /// println!("at {:?}, where the port is {}", listening.local_ib_addr()?, service.port());
 /// println!("{} requests found no room", listening.overflows());
 /// let request: Option<ConnectRequest> = listening.next_request(None)?;
@@ -71,7 +71,7 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// }
 ///
 /// let from = IbAddress::new(own, PortSpace::TCP, 0);
-/// let bound: BoundId = channel.create_id()?.bind_ib(from)?;
+/// let bound: BoundId = channel.create_id(PortSpace::TCP, QpType::RC)?.bind_ib(from)?;
 /// println!("from {:?}", bound.local_ib_addr()?);
 /// let to = IbAddress::new(peer, PortSpace::TCP, 7471);
 /// let resolved: AddrResolved = bound.resolve_ib_addr(to, limit)?.wait(None)?.done()?;

@@ -20,7 +20,7 @@ open_enum! {
         #[doc(alias = "RDMA_PS_UDP")]
         UDP = rdma_ucm_port_space::RDMA_PS_UDP.0, "UDP";
         /// Queue pairs of any type, UC and XRC among them:
-        /// [`create_id_for`](super::EventChannel::create_id_for).
+        /// [`create_id`](super::EventChannel::create_id).
         #[doc(alias = "RDMA_PS_IB")]
         IB = rdma_ucm_port_space::RDMA_PS_IB.0, "IB";
         /// Datagrams to the multicast groups of IPoIB, with its Q_Key; on InfiniBand only.
@@ -46,10 +46,5 @@ impl PortSpace {
             PortSpace::UDP | PortSpace::IPOIB => Some(QpType::UD),
             _ => None,
         }
-    }
-
-    /// The type of queue pair of an id for which the program names none.
-    pub(super) fn default_qp_type(self) -> QpType {
-        self.qp_type().unwrap_or(QpType::RC)
     }
 }

@@ -189,7 +189,7 @@ pub(super) fn check_type(verb: &'static str, id: &IdInner, qp: &QpControl) -> Re
         }
         (has, wanted) => format!(
             "a queue pair of type {has}, and an id for type {wanted}: name the type \
-             where the id is made (`EventChannel::create_id_for`, or `qp_type` of a connector or listener)"
+             where the id is made (`EventChannel::create_id`, or `qp_type` of a connector or listener)"
         ),
     };
     Err(Error::invalid(verb, detail))

@@ -99,7 +99,7 @@ impl AddrResolved {
     /// use uverbs::{Destination, QpType, SendWr};
     ///
     /// let group: IpAddr = "239.1.2.3".parse()?;
-    /// let id = channel.create_id_in(PortSpace::UDP)?;
+    /// let id = channel.create_id(PortSpace::UDP, QpType::UD)?;
     /// let resolving = id.resolve_addr(None, SocketAddr::new(group, 0), Duration::from_secs(2))?;
     /// let resolved: AddrResolved = resolving.wait(None)?.done()?;
     /// let context = resolved.context()?;

@@ -43,8 +43,11 @@ impl Stage {
 
     /// An id whose route is known. It is the `id`-th.
     fn route(&self, id: u32) -> crate::Result<RouteResolved> {
-        let resolving =
-            self.channel.create_id()?.resolve_addr(None, PEER.parse().unwrap(), LONG)?;
+        let resolving = self.channel.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
+            None,
+            PEER.parse().unwrap(),
+            LONG,
+        )?;
         self.script.tell(id, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         let resolving = resolving.wait(NOW)?.done()?.resolve_route(LONG)?;
         self.script.tell(id, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
@@ -52,7 +55,12 @@ impl Stage {
     }
 
     fn listen(&self) -> ListeningId {
-        let bound = self.channel.create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+        let bound = self
+            .channel
+            .create_id(PortSpace::TCP, QpType::RC)
+            .unwrap()
+            .bind(LOCAL.parse().unwrap())
+            .unwrap();
         bound.listen(4).unwrap()
     }
 
@@ -60,6 +68,14 @@ impl Stage {
         let connecting = self.route(1)?.connect(&self.qp, &ConnectParam::new())?;
         self.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
         Ok(connecting.wait(NOW)?.done()?)
+    }
+}
+
+/// The type of queue pairs in a port space; in `IB` one of several.
+fn usual(space: PortSpace) -> QpType {
+    match space {
+        PortSpace::UDP | PortSpace::IPOIB => QpType::UD,
+        _ => QpType::RC,
     }
 }
 
@@ -258,7 +274,7 @@ fn every_step_that_the_kernel_refuses_says_what_it_was_about() {
     };
     let (local, peer): (std::net::SocketAddr, std::net::SocketAddr) =
         (LOCAL.parse().unwrap(), PEER.parse().unwrap());
-    let id = || stage.channel.create_id().unwrap();
+    let id = || stage.channel.create_id(PortSpace::TCP, QpType::RC).unwrap();
     let resolved = || {
         let resolving = id().resolve_addr(None, peer, LONG).unwrap();
         let number = *stage.script.live().last().unwrap();
@@ -382,13 +398,13 @@ fn unexpected_event_destroys_the_id_with_an_error() {
 #[test]
 fn options_have_the_width_that_the_kernel_expects() {
     let stage = Stage::new();
-    let id = stage.channel.create_id().unwrap();
+    let id = stage.channel.create_id(PortSpace::TCP, QpType::RC).unwrap();
     id.set_type_of_service(8).unwrap();
     id.set_reuse_address(true).unwrap();
     id.set_af_only(false).unwrap();
     id.set_ack_timeout(18).unwrap();
     assert!(id.set_ack_timeout(32).unwrap_err().message().contains("31 is the maximum"));
-    let datagrams = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    let datagrams = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
     assert!(datagrams.set_ack_timeout(18).unwrap_err().message().contains("type UD"));
     let one = 1i32.to_ne_bytes().to_vec();
     let told = [(0, vec![8]), (1, one), (2, vec![0; 4]), (3, vec![18])];
@@ -399,7 +415,7 @@ fn options_have_the_width_that_the_kernel_expects() {
 fn error_after_a_change_of_credentials_says_what_to_do() {
     let stage = Stage::new();
     stage.script.refuse(RDMA_USER_CM_CMD_CREATE_ID, Errno::ACCESS);
-    let error = stage.channel.create_id().unwrap_err();
+    let error = stage.channel.create_id(PortSpace::TCP, QpType::RC).unwrap_err();
     assert!(error.message().contains("open another channel"), "{error}");
     stage.script.allow(RDMA_USER_CM_CMD_CREATE_ID);
     stage.script.refuse(RDMA_USER_CM_CMD_GET_EVENT, Errno::ACCESS);
@@ -410,7 +426,7 @@ fn error_after_a_change_of_credentials_says_what_to_do() {
 #[test]
 fn id_that_the_kernel_does_not_destroy_is_counted() {
     let stage = Stage::new();
-    let id = stage.channel.create_id().unwrap();
+    let id = stage.channel.create_id(PortSpace::TCP, QpType::RC).unwrap();
     stage.script.refuse(RDMA_USER_CM_CMD_DESTROY_ID, Errno::ACCESS);
     drop(id);
     assert_eq!((stage.channel.leaked(), stage.script.live()), (1, vec![1]));
@@ -528,7 +544,12 @@ fn handshake_that_lost_its_queue_pair_leaves_it_to_the_other() {
 #[test]
 fn id_that_is_moved_to_its_own_channel_keeps_its_events() {
     let stage = Stage::new();
-    let id = stage.channel.create_id().unwrap().migrate(&stage.channel).unwrap();
+    let id = stage
+        .channel
+        .create_id(PortSpace::TCP, QpType::RC)
+        .unwrap()
+        .migrate(&stage.channel)
+        .unwrap();
     let resolving = id.resolve_addr(None, PEER.parse().unwrap(), LONG).unwrap();
     stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
     resolving.wait(NOW).unwrap().done().unwrap();
@@ -613,9 +634,10 @@ fn wait_ends_in_time_and_the_file_is_readable_while_an_event_is_pending() {
 #[cfg_attr(miri, ignore = "it forks")]
 fn child_destroys_nothing_and_its_calls_are_refused() {
     let stage = Stage::new();
-    let (mut listener, mut id) = (Some(stage.listen()), stage.channel.create_id().ok());
+    let (mut listener, mut id) =
+        (Some(stage.listen()), stage.channel.create_id(PortSpace::TCP, QpType::RC).ok());
     in_child(|| {
-        assert!(stage.channel.create_id().unwrap_err().is_forked());
+        assert!(stage.channel.create_id(PortSpace::TCP, QpType::RC).unwrap_err().is_forked());
         let error = listener.as_ref().map(|it| it.next_request(NOW).unwrap_err());
         assert!(error.is_some_and(|error| error.message().contains("open another one")));
         drop((listener.take(), id.take()));
@@ -631,7 +653,7 @@ fn datagrams_go_to_the_listener_that_answered() {
     let make = || stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     let (qp, answering) = (make().unwrap(), make().unwrap());
     let route = || {
-        let id = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+        let id = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
         let resolving = id.resolve_addr(None, PEER.parse().unwrap(), LONG).unwrap();
         let number = *stage.script.live().last().unwrap();
         stage.script.tell(number, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
@@ -671,7 +693,7 @@ fn datagrams_go_to_the_listener_that_answered() {
         assert!(error.to_string().contains(told), "{error}");
         assert!(stage.script.live().is_empty());
     }
-    let listener = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    let listener = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
     let listener = listener.bind(LOCAL.parse().unwrap()).unwrap().listen(4).unwrap();
     let at = stage.script.live()[0];
     let asked = rdma_ucm_ud_param { private_data_len: 180, ..Default::default() };
@@ -688,7 +710,7 @@ fn datagrams_go_to_the_listener_that_answered() {
 #[test]
 fn queue_pair_of_datagrams_goes_on_from_init() {
     let stage = Stage::new();
-    let listener = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    let listener = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
     let listener = listener.bind(LOCAL.parse().unwrap()).unwrap().listen(4).unwrap();
     let ud = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     let ud = ud.unwrap();
@@ -721,7 +743,7 @@ fn dropped_member_leaves_its_group_before_its_id_ends() {
     let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     let qp = qp.unwrap();
     let group = "239.1.2.3".parse().unwrap();
-    let bound = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    let bound = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
     let bound = bound.bind(LOCAL.parse().unwrap()).unwrap();
     let join = |role| bound.join_multicast(&qp, group, role).unwrap();
     for (role, flags) in [(MulticastRole::Full, 0), (MulticastRole::SendOnly, 1)] {
@@ -764,7 +786,7 @@ fn memberships_are_lost_when_the_device_of_their_id_goes() {
     let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     let qp = qp.unwrap();
     let bound = || {
-        let id = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+        let id = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
         id.bind(LOCAL.parse().unwrap()).unwrap()
     };
     let (one, other) = (bound(), bound());
@@ -803,7 +825,9 @@ fn ids_go_while_their_channel_reads_a_removal() {
         let (last, is_over) = std::sync::mpsc::channel::<()>();
         let coming = std::thread::spawn(move || {
             while let Err(std::sync::mpsc::TryRecvError::Empty) = is_over.try_recv() {
-                let ids: Vec<_> = (0..20).map(|_| channel.create_id().unwrap()).collect();
+                let ids: Vec<_> = (0..20)
+                    .map(|_| channel.create_id(PortSpace::TCP, QpType::RC).unwrap())
+                    .collect();
                 drop(ids);
             }
         });
@@ -829,7 +853,7 @@ fn group_that_cannot_be_joined_says_why() {
     let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     let qp = qp.unwrap();
     let bound = |space| {
-        let id = stage.channel.create_id_in(space).unwrap();
+        let id = stage.channel.create_id(space, usual(space)).unwrap();
         id.bind(LOCAL.parse().unwrap()).unwrap()
     };
     let (group, role) = ("239.1.2.3".parse().unwrap(), MulticastRole::Full);
@@ -1047,7 +1071,7 @@ fn types_of_queue_pairs_have_their_port_space() {
     let stage = Stage::new();
     let uc = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UC).build();
     let (uc, param) = (uc.unwrap(), ConnectParam::new().min_rnr_timer(9));
-    let create = |space, qp_type| stage.channel.create_id_for(space, qp_type);
+    let create = |space, qp_type| stage.channel.create_id(space, qp_type);
     let refused = |made: crate::Result<Id>, told: &str| {
         let error = made.unwrap_err();
         assert!(error.message().contains(told), "{error}");
@@ -1061,7 +1085,7 @@ fn types_of_queue_pairs_have_their_port_space() {
         (PortSpace::IPOIB, QpType::UD),
         (PortSpace::IB, QpType::RC),
     ] {
-        stage.channel.create_id_in(space).unwrap();
+        create(space, qp_type).unwrap();
         let asked = stage.script.creates().last().map(|it| (it.ps, QpType(it.qp_type.into())));
         assert_eq!(asked, Some((space.0, qp_type)));
     }
@@ -1102,7 +1126,7 @@ fn ports() -> (IbAddress, IbAddress) {
 fn ports_of_infiniband_are_addressed_by_gid() {
     let stage = Stage::new();
     let (here, there) = ports();
-    let create = || stage.channel.create_id_in(PortSpace::IB).unwrap();
+    let create = || stage.channel.create_id(PortSpace::IB, QpType::RC).unwrap();
     let bound = create().bind_ib(here).unwrap();
     assert_eq!(bound.local_ib_addr().unwrap(), here);
     let (asked, raw) = (stage.script.binds()[0], here.encode());
@@ -1164,7 +1188,7 @@ fn requests_by_gid_carry_what_the_whole_field_holds() {
     let stage = Stage::new();
     let (here, there) = ports();
     let route = |id, qp_type| {
-        let asked = stage.channel.create_id_for(PortSpace::IB, qp_type).unwrap();
+        let asked = stage.channel.create_id(PortSpace::IB, qp_type).unwrap();
         let resolving = asked.resolve_ib_addr(Some(here), there, LONG).unwrap();
         stage.script.tell(id, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         let route = resolving.wait(NOW).unwrap().done().unwrap().resolve_route(LONG).unwrap();
@@ -1191,7 +1215,7 @@ fn service_ids_are_those_of_the_port_space() {
     let stage = Stage::new();
     let gid = ports().0.gid;
     let bind = |space, address| {
-        let result = stage.channel.create_id_in(space).unwrap().bind_ib(address);
+        let result = stage.channel.create_id(space, usual(space)).unwrap().bind_ib(address);
         result.map(drop).map_err(|error| error.message().to_owned())
     };
     let of = |space| IbAddress::new(gid, space, 0x1cff);
@@ -1215,7 +1239,7 @@ fn path_that_the_program_sets_resolves_the_route() {
     let stage = Stage::new();
     let (here, there) = ports();
     let resolve = || {
-        let resolving = stage.channel.create_id_in(PortSpace::IB).unwrap();
+        let resolving = stage.channel.create_id(PortSpace::IB, QpType::RC).unwrap();
         let resolving = resolving.resolve_ib_addr(Some(here), there, LONG).unwrap();
         let number = *stage.script.live().last().unwrap();
         stage.script.tell(number, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
@@ -1260,7 +1284,7 @@ fn services_are_found_by_id_and_by_name() {
         raw
     };
     let ask = |service| {
-        let bound = stage.channel.create_id_in(PortSpace::IB).unwrap();
+        let bound = stage.channel.create_id(PortSpace::IB, QpType::RC).unwrap();
         bound.bind_ib(there).unwrap().resolve_ib_service(service)
     };
     // More than the first query has room for.

@@ -19,13 +19,14 @@ use zerocopy::IntoBytes;
 /// ```no_run
 /// # fn f(qp: &uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
+/// use uverbs::QpType;
 /// use uverbs::cm::{
-///     AddrResolved, ConnectParam, Connecting, EventChannel, Id, ResolvingAddr, ResolvingRoute,
-///     RouteResolved,
+///     AddrResolved, ConnectParam, Connecting, EventChannel, Id, PortSpace, ResolvingAddr,
+///     ResolvingRoute, RouteResolved,
 /// };
 ///
 /// let (channel, limit) = (EventChannel::open()?, Duration::from_secs(2));
-/// let id: Id = channel.create_id()?;
+/// let id: Id = channel.create_id(PortSpace::TCP, QpType::RC)?;
 /// id.set_type_of_service(106)?;
 /// id.set_ack_timeout(18)?;
 /// let resolving: ResolvingAddr = id.resolve_addr(None, "10.0.0.2:7471".parse()?, limit)?;

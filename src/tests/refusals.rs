@@ -132,7 +132,7 @@ fn memory_that_the_kernel_does_not_register_is_described() {
     let bench = Bench::new();
     const REG_MR: Op = Op::Write(IB_USER_VERBS_CMD_REG_MR);
     let allocate = |errno| {
-        let builder = bench.pd.mr_builder();
+        let builder = bench.pd.mr_builder().access(Access::empty());
         refused(&bench.script, REG_MR, errno, || builder.allocate::<u8>(16 << 20))
     };
     let invalid = allocate(Errno::INVAL);

@@ -3,6 +3,7 @@
 use super::futures::{Futures, Kind, for_each_kind};
 use super::owned::Owned;
 use crate::QpType;
+use crate::cm::PortSpace;
 use crate::cm::scripted::{CmScript, LOCAL};
 use std::fmt::{self, Debug, Write};
 use std::sync::mpsc::channel;
@@ -67,13 +68,17 @@ fn futures_are_written_without_a_lock<S: Kind>() {
 fn channels_and_queues_are_written_without_a_lock() {
     in_time(|| {
         let (owned, channel) = (Owned::new(), CmScript::new().open());
-        let id = channel.create_id().unwrap();
-        let bound = channel.create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+        let id = channel.create_id(PortSpace::TCP, QpType::RC).unwrap();
+        let bound = channel
+            .create_id(PortSpace::TCP, QpType::RC)
+            .unwrap()
+            .bind(LOCAL.parse().unwrap())
+            .unwrap();
         let listener = bound.listen(4).unwrap();
         let all: [&dyn Debug; 5] = [&channel, &id, &listener, &owned.cq, &owned.qp];
         for value in all {
             written(value, || {
-                drop(channel.create_id().unwrap());
+                drop(channel.create_id(PortSpace::TCP, QpType::RC).unwrap());
                 channel.use_context(&owned.bench.context).unwrap();
                 assert_eq!(channel.dispatch().unwrap(), 0);
                 owned.qp.modify(&crate::QpAttr::new().state(owned.qp.state())).ok();

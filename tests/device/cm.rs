@@ -24,8 +24,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use uverbs::cm::{
     ACCEPT_PRIVATE_DATA, Accepting, ConnectError, ConnectParam, ConnectRequest, Connecting,
-    Connection, ConnectionEvent, Connector, Ece, EventChannel, Id, Listener, ListeningId, Progress,
-    REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA, RejectReason, RouteResolved,
+    Connection, ConnectionEvent, Connector, Ece, EventChannel, Id, Listener, ListeningId,
+    PortSpace, Progress, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA, RejectReason, RouteResolved,
 };
 use uverbs::{
     Access, CompletionQueue, Context, Device, Errno, MemoryRegion, ProtectionDomain, QpState,
@@ -134,7 +134,13 @@ impl Service {
 
     fn with_backlog(device: &Device, address: SocketAddr, backlog: u32) -> Verdict<Service> {
         let channel = channel()?;
-        Service::by(channel.create_id()?, channel, device, address, backlog)
+        Service::by(
+            channel.create_id(PortSpace::TCP, QpType::RC)?,
+            channel,
+            device,
+            address,
+            backlog,
+        )
     }
 
     fn by(
@@ -254,7 +260,7 @@ pub(crate) fn route_from(
     from: SocketAddr,
     to: SocketAddr,
 ) -> Verdict<RouteResolved> {
-    route_of(channel.create_id()?, from, to)
+    route_of(channel.create_id(PortSpace::TCP, QpType::RC)?, from, to)
 }
 
 /// Resolves an address with an id.
@@ -488,21 +494,23 @@ fn dropping_the_listener_rejects_what_waits_and_keeps_connections() -> Verdict {
 fn port_in_use_and_ports_of_the_kernels_choice() -> Verdict {
     let service = Service::start(4)?;
     assert_ne!(service.at.port(), 0);
-    let error = service.channel.create_id()?.bind(service.at).unwrap_err();
+    let error =
+        service.channel.create_id(PortSpace::TCP, QpType::RC)?.bind(service.at).unwrap_err();
     assert_eq!(error.errno(), Errno::ADDRINUSE);
     let told = format!("port {} is in use", service.at.port());
     assert!(error.message().contains(&told), "{error}");
     // The kernel has another error number where one of the two is bound to all addresses.
     let any = SocketAddr::new("0.0.0.0".parse()?, service.at.port());
-    let error = service.channel.create_id()?.bind(any).unwrap_err();
+    let error = service.channel.create_id(PortSpace::TCP, QpType::RC)?.bind(any).unwrap_err();
     assert_eq!(
         (error.errno(), error.kernel_errno()),
         (Errno::ADDRINUSE, Some(Errno::ADDRNOTAVAIL))
     );
     assert!(error.message().contains(&told), "{error}");
-    let everywhere = service.channel.create_id()?.bind("0.0.0.0:0".parse()?)?;
+    let everywhere =
+        service.channel.create_id(PortSpace::TCP, QpType::RC)?.bind("0.0.0.0:0".parse()?)?;
     let taken = SocketAddr::new(service.at.ip(), everywhere.local_addr()?.port());
-    let error = service.channel.create_id()?.bind(taken).unwrap_err();
+    let error = service.channel.create_id(PortSpace::TCP, QpType::RC)?.bind(taken).unwrap_err();
     assert_eq!(
         (error.errno(), error.kernel_errno()),
         (Errno::ADDRINUSE, Some(Errno::ADDRNOTAVAIL))
@@ -517,7 +525,7 @@ fn port_in_use_and_ports_of_the_kernels_choice() -> Verdict {
 fn addresses_of_no_rdma_device() -> Verdict {
     let channel = channel()?;
     let bind = |text: &str| -> Verdict<uverbs::Error> {
-        match channel.create_id()?.bind(text.parse()?) {
+        match channel.create_id(PortSpace::TCP, QpType::RC)?.bind(text.parse()?) {
             Err(error) => Ok(error),
             Ok(bound) => Err(Stop::fail(format!("{text} was bound: {bound:?}"))),
         }
@@ -527,7 +535,10 @@ fn addresses_of_no_rdma_device() -> Verdict {
     assert!(error.message().contains("does not have the address 203.0.113.77"), "{error}");
     let from = "[fe80::1]:0".parse()?;
     let to = "10.0.0.1:7000".parse()?;
-    let error = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE).unwrap_err();
+    let error = channel
+        .create_id(PortSpace::TCP, QpType::RC)?
+        .resolve_addr(Some(from), to, PATIENCE)
+        .unwrap_err();
     assert!(error.message().contains("different families"), "{error}");
     Ok(())
 }
@@ -535,7 +546,8 @@ fn addresses_of_no_rdma_device() -> Verdict {
 /// The loopback interface belongs to no RDMA device. Some kernels find that out when the route is resolved.
 fn loopback_is_listened_on_and_not_connected_to() -> Verdict {
     let channel = channel()?;
-    let listening = channel.create_id()?.bind("127.0.0.1:0".parse()?)?.listen(4)?;
+    let listening =
+        channel.create_id(PortSpace::TCP, QpType::RC)?.bind("127.0.0.1:0".parse()?)?.listen(4)?;
     let port = listening.local_addr()?.port();
     for ip in ["127.0.0.1", "::1", "0.0.0.0", "::"] {
         let to = SocketAddr::new(ip.parse()?, port);
@@ -557,7 +569,10 @@ fn loopback_is_listened_on_and_not_connected_to() -> Verdict {
 /// and the sender waits for an acknowledgement for 4.096 µs · 2ⁿ.
 fn late_receive(param: &ConnectParam, ack_timeout: u8) -> Verdict<WcStatus> {
     let (channel, service) = (channel()?, Service::start(4)?);
-    let (id, from) = (channel.create_id()?, SocketAddr::new(address(&env::device())?, 0));
+    let (id, from) = (
+        channel.create_id(PortSpace::TCP, QpType::RC)?,
+        SocketAddr::new(address(&env::device())?, 0),
+    );
     id.set_ack_timeout(ack_timeout)?;
     let asked = ask_by(route_of(id, from, service.at)?, &ConnectParam::new().retry_count(1))?;
     let mut pair = accepted(asked, service.request()?, param)?;
@@ -595,7 +610,7 @@ fn privileged_port_needs_a_capability() -> Verdict {
         return Err(Stop::Skip(Capability::Lab, "root may bind any port".into()));
     }
     let at = SocketAddr::new(address(&passive()?)?, 80);
-    let error = channel()?.create_id()?.bind(at).unwrap_err();
+    let error = channel()?.create_id(PortSpace::TCP, QpType::RC)?.bind(at).unwrap_err();
     assert_eq!(error.errno(), Errno::ACCESS);
     assert!(error.message().contains("CAP_NET_BIND_SERVICE"), "{error}");
     Ok(())
@@ -857,7 +872,7 @@ fn request_moves_to_another_channel() -> Verdict {
     active.disconnect()?;
     is_disconnected(&passive)?;
     // An unbound id moves, too.
-    let id = channel.create_id()?.migrate(&worker)?;
+    let id = channel.create_id(PortSpace::TCP, QpType::RC)?.migrate(&worker)?;
     drop(channel);
     id.bind("0.0.0.0:0".parse()?)?;
     Ok(())
@@ -870,7 +885,7 @@ fn connector_and_listener_do_it_in_one_call() -> Verdict {
     let from = SocketAddr::new(address(&env::device())?, 0);
     std::thread::scope(|scope| {
         let client = scope.spawn(|| -> Verdict {
-            let connector = Connector::new(at)?.from(from).type_of_service(8).ack_timeout(21);
+            let connector = Connector::new(at)?.source(from).type_of_service(8).ack_timeout(21);
             let (qp, connection) = connector.connect(|route| {
                 let context = route.context()?;
                 let cq = context.cq_builder(4).build()?;
@@ -896,7 +911,7 @@ fn connector_gives_up_in_time() -> Verdict {
     // This side listens and never answers.
     let service = Service::start(4)?;
     let from = SocketAddr::new(address(&env::device())?, 0);
-    let connector = Connector::new(service.at)?.from(from).timeout(Duration::from_millis(500));
+    let connector = Connector::new(service.at)?.source(from).timeout(Duration::from_millis(500));
     let start = Instant::now();
     let connected = connector.connect(|route| {
         let context = route.context()?;
@@ -914,7 +929,7 @@ fn child_neither_uses_nor_destroys_ids() -> Verdict {
     let pair = connect(&channel, &service)?;
     let (channel, service, pair) =
         in_child((channel, service, pair), |(channel, service, pair)| {
-            assert!(channel.create_id().unwrap_err().is_forked());
+            assert!(channel.create_id(PortSpace::TCP, QpType::RC).unwrap_err().is_forked());
             assert!(channel.dispatch().unwrap_err().is_forked());
             assert!(service.id.next_request(Some(Duration::ZERO)).unwrap_err().is_forked());
             assert!(pair.active.1.disconnect().unwrap_err().is_forked());
@@ -922,7 +937,9 @@ fn child_neither_uses_nor_destroys_ids() -> Verdict {
             // A child opens its own, unless the connection manager is in the parent's process.
             match EventChannel::open() {
                 Err(error) if env::on_fabric() => assert_eq!(error.errno(), Errno::NODEV),
-                channel => drop(channel?.create_id()?.bind("0.0.0.0:0".parse()?)?),
+                channel => drop(
+                    channel?.create_id(PortSpace::TCP, QpType::RC)?.bind("0.0.0.0:0".parse()?)?,
+                ),
             }
             Ok(())
         })?;

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::cm::{AsyncEventChannel, AsyncListener};
 use uverbs::aio::tokio::within;
-use uverbs::cm::{ConnectParam, ConnectRequest, Connector, QpWith};
+use uverbs::cm::{ConnectParam, ConnectRequest, Connector, Listener, QpWith};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, QpType};
 
@@ -80,7 +80,7 @@ fn message(number: u64, length: usize) -> Vec<u8> {
 pub(crate) async fn run(stage: Stage, dice: Dice) -> Result<Vec<u8>> {
     let context = stage.open(1)?;
     let channel = stage.channel(1, &context)?;
-    let listener = channel.listen("10.0.0.2:0", 128)?;
+    let listener = channel.listen(&Listener::builder("10.0.0.2:0")?)?;
     let address = listener.local_addr()?;
     let server = tokio::spawn(serve(stage.clone(), channel, listener));
     let end = talk(&stage, address, dice).await;
@@ -98,7 +98,7 @@ async fn talk(stage: &Stage, address: std::net::SocketAddr, mut dice: Dice) -> R
     let channel = stage.channel(0, &context)?;
     let (qp, pool) = create(stage, &context)?;
     let ended = {
-        let connector = Connector::new(address)?.from("10.0.0.1:0".parse()?);
+        let connector = Connector::new(address)?.source("10.0.0.1:0".parse()?);
         let connected = timeout(PATIENCE, channel.connect(&connector, |_| Ok(qp.clone())));
         match connected.await? {
             Ok((_, connection)) => {

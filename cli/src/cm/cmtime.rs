@@ -13,7 +13,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use uverbs::cm::{ConnectParam, EventChannel, ListeningId};
+use uverbs::cm::{ConnectParam, EventChannel, ListeningId, PortSpace};
 use uverbs::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair};
 
 /// The numbers of steps after which both sides wait for each other.
@@ -158,7 +158,8 @@ fn client_round(
     pace.hear(BEGIN)?;
     let begin = Instant::now();
     let mut clock = Clock::new(count);
-    let ids: uverbs::Result<Vec<_>> = (0..count).map(|_| channel.create_id()).collect();
+    let ids: uverbs::Result<Vec<_>> =
+        (0..count).map(|_| channel.create_id(PortSpace::TCP, QpType::RC)).collect();
     clock.end("create id");
     let resolving: uverbs::Result<Vec<_>> =
         ids?.into_iter().map(|id| id.resolve_addr(from, at, resolve)).collect();
@@ -215,7 +216,8 @@ fn server(args: &CmtimeArgs) -> Result<CmtimeReport> {
     let at = listening_address(args.bind.as_deref(), args.port)?;
     let channel = EventChannel::open()?;
     // Before the TCP connection, which tells the client that the server listens.
-    let listener = channel.create_id()?.bind(at).and_then(|id| id.listen(0));
+    let listener =
+        channel.create_id(PortSpace::TCP, QpType::RC)?.bind(at).and_then(|id| id.listen(0));
     let listener = listener.map_err(|error| cannot_listen(error, at.ip()))?;
     let (stream, peer) = accept(at, Duration::from_secs(args.wait))?;
     let mut pace = Pace::new(stream, args.patience())?;

@@ -23,7 +23,7 @@ pub(super) fn run(args: &MckeyArgs) -> Result<()> {
     let channel = EventChannel::open()?;
     let mut members = Vec::new();
     for _ in 0..args.connections {
-        let id = channel.create_id_in(PortSpace::UDP)?;
+        let id = channel.create_id(PortSpace::UDP, QpType::UD)?;
         let from = args.bind.as_ref().map(|host| resolve(host, 0)).transpose()?;
         let id = match from {
             Some(from) => {

@@ -89,7 +89,7 @@ fn client(args: &RpingArgs) -> Result<RpingReport> {
     let (size, timeout) = (args.size as usize, Duration::from_secs(args.timeout));
     let mut connector = Connector::new(at)?.timeout(timeout);
     if let Some(source) = &args.source {
-        connector = connector.from(resolve(source, 0)?);
+        connector = connector.source(resolve(source, 0)?);
     }
     let (mut link, connection) = connector
         .connect(|route| Link::new(&route.context()?, size.max(Announcement::LENGTH), timeout))

@@ -8,7 +8,7 @@ use crate::args::UcmatoseArgs;
 use crate::failure::{Failure, Result};
 use std::time::{Duration, Instant};
 use uverbs::QpType;
-use uverbs::cm::{ConnectParam, Connection, EventChannel};
+use uverbs::cm::{ConnectParam, Connection, EventChannel, PortSpace};
 
 pub(super) fn run(args: &UcmatoseArgs) -> Result<()> {
     let start = Instant::now();
@@ -38,7 +38,7 @@ fn client(args: &UcmatoseArgs, server: &str) -> Result<ExchangeReport> {
     let channel = EventChannel::open()?;
     let mut resolving = Vec::new();
     for _ in 0..options.connections {
-        let mut id = channel.create_id()?;
+        let mut id = channel.create_id(PortSpace::TCP, QpType::RC)?;
         if let Some(other) = own_channel(args)? {
             id = id.migrate(&other)?;
         }
@@ -89,7 +89,8 @@ fn server(args: &UcmatoseArgs) -> Result<ExchangeReport> {
     let at = listening_address(options.bind.as_deref(), args.port)?;
     let timeout = options.timeout();
     let channel = EventChannel::open()?;
-    let listener = channel.create_id()?.bind(at).and_then(|id| id.listen(0));
+    let listener =
+        channel.create_id(PortSpace::TCP, QpType::RC)?.bind(at).and_then(|id| id.listen(0));
     let listener = listener.map_err(|error| cannot_listen(error, at.ip()))?;
     let mut accepting = Vec::new();
     let mut wait = Duration::from_secs(options.wait);

@@ -38,7 +38,7 @@ fn client(args: &UdaddyArgs, server: &str) -> Result<ExchangeReport> {
     let mut asking = Vec::new();
     let mut local = None;
     for _ in 0..options.connections {
-        let id = channel.create_id_in(PortSpace::UDP)?;
+        let id = channel.create_id(PortSpace::UDP, QpType::UD)?;
         if let Some(tos) = options.tos {
             id.set_type_of_service(tos)?;
         }
@@ -77,7 +77,8 @@ fn server(args: &UdaddyArgs) -> Result<ExchangeReport> {
     let at = listening_address(options.bind.as_deref(), args.port)?;
     let timeout = options.timeout();
     let channel = EventChannel::open()?;
-    let listener = channel.create_id_in(PortSpace::UDP)?.bind(at).and_then(|id| id.listen(0));
+    let listener =
+        channel.create_id(PortSpace::UDP, QpType::UD)?.bind(at).and_then(|id| id.listen(0));
     let listener = listener.map_err(|error| cannot_listen(error, at.ip()))?;
     let mut bursts = Vec::new();
     let mut wait = Duration::from_secs(options.wait);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cm::scripted::{CmScript, LOCAL, PEER};
+use crate::cm::{Listener, PortSpace};
 use crate::sync::fork::in_child;
 use crate::tests::Bench;
 use crate::tests::futures::{Watched, cx};
@@ -130,7 +131,7 @@ fn connects_accepts_and_sees_the_end() {
     let mut stage = Stage::new();
     let (qp, connection) = stage.connect(1, 10).unwrap();
     assert_eq!(qp.state(), QpState::RTS);
-    let listener = stage.channel.listen(LOCAL, 4).unwrap();
+    let listener = stage.channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     assert!(pin!(listener.next_request()).poll(&mut cx()).is_pending());
     let id = stage.script.request(2, rdma_ucm_conn_param::default());
     stage.script.log();
@@ -204,7 +205,7 @@ fn a_queue_pair_can_be_made_on_the_context_that_the_channel_was_given() {
 fn a_listener_is_a_stream_of_requests_up_to_its_first_error() {
     use futures_core::{FusedStream, Stream};
     let Stage { script, channel, mut driver, .. } = Stage::new();
-    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let mut listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     let next = |listener: &mut AsyncListener| Stream::poll_next(Pin::new(listener), &mut cx());
     for _ in 0..2 {
         assert!(next(&mut listener).is_pending());
@@ -290,7 +291,7 @@ fn join_dropped_after_any_poll_leaves_the_group() {
 #[test]
 fn dropped_accept_leaves_no_id() {
     let mut stage = Stage::new();
-    let listener = stage.channel.listen(LOCAL, 4).unwrap();
+    let listener = stage.channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     let id = stage.script.request(1, rdma_ucm_conn_param::default());
     Stage::play(&stage.script, &mut stage.driver, id);
     let Poll::Ready(Ok(request)) = pin!(listener.next_request()).poll(&mut cx()) else {
@@ -309,7 +310,7 @@ fn dropped_accept_leaves_no_id() {
 fn futures_fail_when_the_driver_ends() {
     let stage = Stage::new();
     let Stage { channel, driver, bench, .. } = stage;
-    let listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     let (count, waker) = Count::new();
     let mut cx = task::Context::from_waker(&waker);
     {
@@ -334,7 +335,7 @@ fn driver_ends_when_the_last_handle_is_dropped() {
     let Stage { channel, mut driver, .. } = Stage::new();
     let (count, waker) = Count::new();
     let mut cx = task::Context::from_waker(&waker);
-    let listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     drop(channel);
     assert!(Pin::new(&mut driver).poll(&mut cx).is_pending());
     drop(listener);
@@ -388,7 +389,7 @@ impl Readiness for Times {
 fn driver_survives_a_thousand_false_alarms_between_two_events() {
     let script = CmScript::new();
     let (channel, mut driver) = AsyncEventChannel::on(script.open(), |_| Ok(Times(0))).unwrap();
-    let listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     for _ in 0..3 {
         driver.readiness.0 = 1000;
         script.request(1, rdma_ucm_conn_param::default());
@@ -402,7 +403,7 @@ fn driver_survives_a_thousand_false_alarms_between_two_events() {
 fn futures_fail_when_the_driver_has_ended() {
     let (channel, mut driver) =
         AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
-    let listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     let (count, waker) = Count::new();
     let mut request = pin!(listener.next_request());
     assert!(request.as_mut().poll(&mut task::Context::from_waker(&waker)).is_pending());
@@ -472,7 +473,7 @@ fn a_waker_that_panics_keeps_no_other_task_waiting() {
 fn a_waker_that_panics_in_any_call_costs_no_request() {
     each_call(|waker| {
         let mut stage = Stage::new();
-        let listener = stage.channel.listen(LOCAL, 4).unwrap();
+        let listener = stage.channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
         let mut seen = Vec::new();
         for responder_resources in 1..=3 {
             for asks in [false, true] {
@@ -516,7 +517,12 @@ fn driver_survives_a_thread_that_reads_its_channel() {
     let script = CmScript::new();
     let (channel, mut driver) =
         AsyncEventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
-    let blocking = channel.channel().create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+    let blocking = channel
+        .channel()
+        .create_id(PortSpace::TCP, QpType::RC)
+        .unwrap()
+        .bind(LOCAL.parse().unwrap())
+        .unwrap();
     let blocking = blocking.listen(4).unwrap();
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| blocking.next_request(Some(Duration::from_secs(10))));
@@ -538,9 +544,14 @@ fn driver_survives_a_thread_that_reads_its_channel() {
 #[cfg_attr(miri, ignore = "it waits")]
 fn blocked_thread_and_tasks_share_a_channel() {
     let Stage { script, channel, mut driver, .. } = Stage::new();
-    let blocking = channel.channel().create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+    let blocking = channel
+        .channel()
+        .create_id(PortSpace::TCP, QpType::RC)
+        .unwrap()
+        .bind(LOCAL.parse().unwrap())
+        .unwrap();
     let blocking = blocking.listen(4).unwrap();
-    let listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     let ((task_count, task_waker), (driver_count, driver_waker)) = (Count::new(), Count::new());
     let mut task_cx = task::Context::from_waker(&task_waker);
     let wait_until = |holds: &dyn Fn() -> bool| {
@@ -573,7 +584,7 @@ fn blocked_thread_and_tasks_share_a_channel() {
 #[cfg_attr(miri, ignore = "it forks")]
 fn futures_of_a_child_are_refused() {
     let Stage { channel, mut driver, .. } = Stage::new();
-    let listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     in_child(|| {
         let Poll::Ready(Err(error)) = pin!(listener.next_request()).poll(&mut cx()) else {
             panic!("it waits for ever");
@@ -590,7 +601,7 @@ fn futures_of_a_child_are_refused() {
 #[test]
 fn tasks_share_a_listener() {
     let Stage { script, channel, mut driver, .. } = Stage::new();
-    let listener = Arc::new(channel.listen(LOCAL, 4).unwrap());
+    let listener = Arc::new(channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap());
     let futures = (0..3).map(|_| {
         let listener = listener.clone();
         Box::pin(async move { listener.next_request().await })
@@ -736,7 +747,7 @@ fn connector_and_listener_take_gids() {
     let path = IbPath { sgid: here.gid, dgid: there.gid, dlid: 9, ..IbPath::default() };
     for path in [None, Some(path)] {
         script.log();
-        let mut connector = Connector::to_ib(there).from_ib(here);
+        let mut connector = Connector::to_ib(there).source_ib(here);
         if let Some(path) = path {
             connector = connector.ib_path(path);
         }
@@ -764,8 +775,8 @@ fn connector_and_listener_take_gids() {
     // Addresses of both kinds do not mix, which is found before the kernel is asked for an id.
     let created = script.creates().len();
     for connector in [
-        Connector::to_ib(there).from(LOCAL.parse().unwrap()),
-        Connector::new(PEER).unwrap().from_ib(here),
+        Connector::to_ib(there).source(LOCAL.parse().unwrap()),
+        Connector::new(PEER).unwrap().source_ib(here),
     ] {
         let refused = pin!(channel.connect(&connector, |_| {
             bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build()
@@ -775,9 +786,10 @@ fn connector_and_listener_take_gids() {
         assert!(error.to_string().contains("is to come from"), "{error}");
         assert_eq!(script.creates().len(), created);
     }
-    let listener = channel.listen_ib(QpType::RC, here, 4).unwrap();
+    let listener = channel.listen(&Listener::builder_ib(here).backlog(4)).unwrap();
     assert_eq!((listener.local_ib_addr().unwrap().gid, listener.overflows()), (here.gid, 0));
-    let blocking = Listener::bind_ib(channel.channel(), QpType::UD, here, 4).unwrap();
+    let blocking =
+        Listener::builder_ib(here).channel(channel.channel()).qp_type(QpType::UD).build().unwrap();
     assert_eq!(blocking.local_ib_addr().unwrap().gid, here.gid);
     let of_ud = script.creates().last().map(|asked| (asked.ps, QpType(asked.qp_type.into())));
     assert_eq!(of_ud, Some((PortSpace::IB.0, QpType::UD)));

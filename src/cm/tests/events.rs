@@ -195,19 +195,29 @@ fn answer(state: State, kind: Type, status: i32) -> Answer {
     let ud = || stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     match state {
         State::ResolvingAddr => {
-            let id = stage.channel.create_id().unwrap().resolve_addr(None, to, LONG).unwrap();
+            let id = stage
+                .channel
+                .create_id(PortSpace::TCP, QpType::RC)
+                .unwrap()
+                .resolve_addr(None, to, LONG)
+                .unwrap();
             tell();
             of(id.wait(NOW).map_err(Into::into))
         }
         State::ResolvingRoute => {
-            let id = stage.channel.create_id().unwrap().resolve_addr(None, to, LONG).unwrap();
+            let id = stage
+                .channel
+                .create_id(PortSpace::TCP, QpType::RC)
+                .unwrap()
+                .resolve_addr(None, to, LONG)
+                .unwrap();
             stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
             let id = id.wait(NOW).unwrap().done().unwrap().resolve_route(LONG).unwrap();
             tell();
             of(id.wait(NOW).map_err(Into::into))
         }
         State::ResolvingService => {
-            let bound = stage.channel.create_id_in(PortSpace::IB).unwrap();
+            let bound = stage.channel.create_id(PortSpace::IB, QpType::RC).unwrap();
             let id = bound.bind_ib(ports().0).unwrap();
             let id = id.resolve_ib_service(IbService::Id(1)).unwrap();
             tell();
@@ -251,7 +261,7 @@ fn answer(state: State, kind: Type, status: i32) -> Answer {
             }
         }
         State::Asking => {
-            let id = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+            let id = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
             let id = id.resolve_addr(None, to, LONG).unwrap();
             stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
             let id = id.wait(NOW).unwrap().done().unwrap().resolve_route(LONG).unwrap();
@@ -262,7 +272,8 @@ fn answer(state: State, kind: Type, status: i32) -> Answer {
             of(id.wait(NOW))
         }
         State::Joining | State::Member => {
-            let (bound, qp) = (stage.channel.create_id_in(PortSpace::UDP).unwrap(), ud().unwrap());
+            let (bound, qp) =
+                (stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap(), ud().unwrap());
             let bound = bound.bind(LOCAL.parse().unwrap()).unwrap();
             let group = "239.1.2.3".parse().unwrap();
             let id = bound.join_multicast(&qp, group, MulticastRole::SendOnly).unwrap();
@@ -329,7 +340,7 @@ fn requests_beyond_the_backlog_are_rejected_and_counted() {
         let stage = Stage::new();
         let space = if datagrams { PortSpace::UDP } else { PortSpace::TCP };
         let listen = |backlog| {
-            let id = stage.channel.create_id_in(space).unwrap();
+            let id = stage.channel.create_id(space, usual(space)).unwrap();
             id.bind(LOCAL.parse().unwrap()).unwrap().listen(backlog).unwrap()
         };
         let (listener, other) = (listen(4), listen(1));

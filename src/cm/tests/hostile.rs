@@ -3,7 +3,7 @@
 use crate::QpType;
 use crate::cm::scripted::{CmScript, LOCAL, PEER};
 use crate::cm::ucma::{CommandMemory, UcmaCommand, UcmaFile};
-use crate::cm::{ConnectParam, EventChannel};
+use crate::cm::{ConnectParam, EventChannel, PortSpace};
 use crate::tests::Bench;
 use crate::tests::hostile::{Damage, explore};
 use rustix::io::Errno;
@@ -46,7 +46,8 @@ type Steps = Result<(), Box<dyn std::error::Error>>;
 fn connect(bench: &Bench, script: &CmScript, channel: &EventChannel) -> Steps {
     use rdma_cm_event_type as Type;
     let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build()?;
-    let resolving = channel.create_id()?.resolve_addr(None, PEER.parse()?, LONG)?;
+    let resolving =
+        channel.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(None, PEER.parse()?, LONG)?;
     let id = *script.live().last().ok_or("no id")?;
     script.tell(id, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
     let resolving = resolving.wait(NOW)?.done()?.resolve_route(LONG)?;
@@ -64,7 +65,8 @@ fn connect(bench: &Bench, script: &CmScript, channel: &EventChannel) -> Steps {
 }
 
 fn accept(bench: &Bench, script: &CmScript, channel: &EventChannel) -> Steps {
-    let listener = channel.create_id()?.bind(LOCAL.parse()?)?.listen(4)?;
+    let listener =
+        channel.create_id(PortSpace::TCP, QpType::RC)?.bind(LOCAL.parse()?)?.listen(4)?;
     let id = *script.live().last().ok_or("no id")?;
     let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build()?;
     for _ in 0..2 {

@@ -32,12 +32,12 @@ pub(super) fn listen() -> Verdict<Service> {
 
 fn listen_at(device: &Device, address: SocketAddr) -> Verdict<Service> {
     let channel = channel()?;
-    Service::by(channel.create_id_in(PortSpace::UDP)?, channel, device, address, 4)
+    Service::by(channel.create_id(PortSpace::UDP, QpType::UD)?, channel, device, address, 4)
 }
 
 pub(super) fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
     let from = SocketAddr::new(address(&env::device())?, 0);
-    route_of(channel.create_id_in(PortSpace::UDP)?, from, to)
+    route_of(channel.create_id(PortSpace::UDP, QpType::UD)?, from, to)
 }
 
 fn side(context: &uverbs::Context) -> Verdict<Side> {
@@ -91,7 +91,7 @@ fn client_learns_where_to_send() -> Verdict {
 /// Sends one datagram to an address of a device.
 pub(crate) fn datagram_arrives(from: SocketAddr, device: &Device, at: SocketAddr) -> Verdict {
     let (channel, service) = (channel()?, listen_at(device, at)?);
-    let route = route_of(channel.create_id_in(PortSpace::UDP)?, from, service.at)?;
+    let route = route_of(channel.create_id(PortSpace::UDP, QpType::UD)?, from, service.at)?;
     let mut a = side(&route.context()?)?;
     let connecting = route.connect_datagrams(&a.qp, &ConnectParam::new())?;
     let request = request(&service)?;

@@ -16,7 +16,8 @@ use uverbs::aio::cm::{AsyncConnection, AsyncEventChannel, AsyncListener, AsyncMu
 use uverbs::aio::tokio::within;
 use uverbs::aio::{AsyncCompletionQueue, AsyncQueuePair};
 use uverbs::cm::{
-    ConnectParam, ConnectRequest, Connector, DatagramPeer, MulticastRole, PortSpace, QpWith,
+    ConnectParam, ConnectRequest, Connector, DatagramPeer, Listener, MulticastRole, PortSpace,
+    QpWith,
 };
 use uverbs::owned::{Buffer, BufferPool};
 use uverbs::{Context, Destination, Device, Errno, ProtectionDomain, QpType, SendWr};
@@ -67,14 +68,15 @@ impl Worker {
     }
 
     fn listen(&self) -> Verdict<(AsyncListener, SocketAddr)> {
-        let listener = self.channel.listen((address(&passive()?)?, 0), 64)?;
+        let listener =
+            self.channel.listen(&Listener::builder((address(&passive()?)?, 0))?.backlog(64))?;
         let at = listener.local_addr()?;
         Ok((listener, at))
     }
 
     async fn connect(&self, at: SocketAddr) -> Verdict<(AsyncQueuePair, AsyncConnection)> {
         let from = SocketAddr::new(address(&env::device())?, 0);
-        let connector = Connector::new(at)?.from(from).param(param());
+        let connector = Connector::new(at)?.source(from).param(param());
         Ok(self.channel.connect(&connector, |_| self.qp()).await?)
     }
 
@@ -235,14 +237,16 @@ impl Worker {
     }
 
     fn listen_for_datagrams(&self) -> Verdict<(AsyncListener, SocketAddr)> {
-        let listener = self.channel.listen_for(QpType::UD, (address(&passive()?)?, 0), 64)?;
+        let listener = self
+            .channel
+            .listen(&Listener::builder((address(&passive()?)?, 0))?.qp_type(QpType::UD))?;
         let at = listener.local_addr()?;
         Ok((listener, at))
     }
 
     /// Asks the listener where to send.
     async fn ask_datagrams(&self, at: SocketAddr) -> Verdict<(AsyncQueuePair, DatagramPeer)> {
-        let connector = Connector::new(at)?.from(SocketAddr::new(address(&env::device())?, 0));
+        let connector = Connector::new(at)?.source(SocketAddr::new(address(&env::device())?, 0));
         Ok(self.channel.connect_datagrams(&connector, |_| self.ud_qp()).await?)
     }
 
@@ -401,7 +405,7 @@ fn first_message_finds_a_receive_that_the_closure_posted() -> Verdict {
         };
         let ask = async {
             let from = SocketAddr::new(address(&env::device())?, 0);
-            let connector = Connector::new(at)?.from(from).param(param.clone());
+            let connector = Connector::new(at)?.source(from).param(param.clone());
             let connected = client.channel.connect(&connector, |route| {
                 let qp = client.qp()?;
                 route.init_qp(&qp)?;
@@ -456,7 +460,7 @@ impl Worker {
     async fn visit(&self, at: SocketAddr, visit: Visit, patience: u64) -> Verdict {
         let from = SocketAddr::new(address(&env::device())?, 0);
         let param = param().private_data(&[visit as u8]);
-        let connector = Connector::new(at)?.from(from).param(param);
+        let connector = Connector::new(at)?.source(from).param(param);
         let connect = Box::pin(self.channel.connect(&connector, |_| self.qp()));
         match visit {
             Visit::Cancel => {
@@ -503,7 +507,8 @@ fn a_crowd_of_clients_leaves_nothing() -> Verdict {
     let before = env::resources()?;
     run_for(30 * PATIENCE, 0, async {
         let server = Arc::new(Worker::on(&passive()?)?);
-        let listener = server.channel.listen((address(&passive()?)?, 0), 0)?;
+        let listener =
+            server.channel.listen(&Listener::builder((address(&passive()?)?, 0))?.backlog(0))?;
         let (at, open) = (listener.local_addr()?, Arc::new(Open::default()));
         let receiving = {
             let (server, open) = (server.clone(), open.clone());

@@ -70,7 +70,7 @@ impl Ends {
     }
 
     fn listen(&self) -> Verdict<(ListeningId, IbAddress)> {
-        let bound = self.channel.create_id_in(PortSpace::IB)?.bind_ib(self.to.any())?;
+        let bound = self.channel.create_id(PortSpace::IB, QpType::RC)?.bind_ib(self.to.any())?;
         let at = bound.local_ib_addr()?;
         assert_eq!((at.gid, at.service_id >> 16), (self.to.gid, u64::from(PortSpace::IB.0)));
         assert_ne!(at.port(), 0);
@@ -78,7 +78,7 @@ impl Ends {
     }
 
     fn resolve(&self, to: IbAddress) -> Verdict<AddrResolved> {
-        let id = self.channel.create_id_in(PortSpace::IB)?;
+        let id = self.channel.create_id(PortSpace::IB, QpType::RC)?;
         done(id.resolve_ib_addr(Some(self.from.any()), to, PATIENCE)?.wait(Some(PATIENCE))?)
     }
 
@@ -134,9 +134,9 @@ fn ports_connect_by_gid() -> Verdict {
 
 fn connector_and_listener_connect_by_gid() -> Verdict {
     let ends = Ends::new()?;
-    let listener = Listener::bind_ib(&channel()?, QpType::RC, ends.to.any(), 4)?;
+    let listener = Listener::builder_ib(ends.to.any()).channel(&channel()?).build()?;
     let at = IbAddress { pkey: ends.to.pkey, ..listener.local_ib_addr()? };
-    let connector = Connector::to_ib(at).from_ib(ends.from.any()).ib_path(ends.path());
+    let connector = Connector::to_ib(at).source_ib(ends.from.any()).ib_path(ends.path());
     std::thread::scope(|scope| {
         let client = scope.spawn(|| -> Verdict {
             let (side, connection) =
@@ -223,11 +223,11 @@ fn gids_of_ethernet_are_no_infiniband_ports() -> Verdict {
     let nobody = Gid::from("fe80::1234".parse::<std::net::Ipv6Addr>()?);
     let address = IbAddress { gid: nobody, ..end.any() };
     if end.layer == LinkLayer::INFINIBAND {
-        let error = channel.create_id_in(PortSpace::IB)?.bind_ib(address).unwrap_err();
+        let error = channel.create_id(PortSpace::IB, QpType::RC)?.bind_ib(address).unwrap_err();
         assert!(error.message().contains("no InfiniBand port has the GID fe80::1234"), "{error}");
         return Ok(());
     }
-    let create = || channel.create_id_in(PortSpace::IB);
+    let create = || channel.create_id(PortSpace::IB, QpType::RC);
     let error = create()?.bind_ib(end.any()).unwrap_err();
     assert!(error.message().contains("no InfiniBand port has the GID"), "{error}");
     Ok(())
@@ -236,7 +236,7 @@ fn gids_of_ethernet_are_no_infiniband_ports() -> Verdict {
 fn services_are_asked_for_on_infiniband_alone() -> Verdict {
     let (channel, end) = (channel()?, End::of(&env::device())?);
     let infiniband = end.layer == LinkLayer::INFINIBAND;
-    let id = channel.create_id_in(PortSpace::IB)?;
+    let id = channel.create_id(PortSpace::IB, QpType::RC)?;
     let bound = match infiniband {
         true => id.bind_ib(end.any())?,
         false => id.bind(SocketAddr::new(super::address(&env::device())?, 0))?,

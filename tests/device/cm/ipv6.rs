@@ -9,8 +9,8 @@ use crate::env;
 use crate::verdict::{Stop, Verdict, trials};
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
-use uverbs::cm::{ConnectParam, RejectReason};
-use uverbs::{Context, GidType};
+use uverbs::cm::{ConnectParam, PortSpace, RejectReason};
+use uverbs::{Context, GidType, QpType};
 
 trials![
     link_local_addresses_connect,
@@ -50,7 +50,7 @@ fn link_local_addresses_connect() -> Verdict {
 /// Sends a request by IPv4 to a listener on `[::]`.
 fn listen_everywhere(af_only: bool) -> Verdict<(Service, SocketAddr)> {
     let channel = channel()?;
-    let id = channel.create_id()?;
+    let id = channel.create_id(PortSpace::TCP, QpType::RC)?;
     id.set_af_only(af_only)?;
     let listener = id.bind("[::]:0".parse()?)?.listen(4)?;
     let device = passive()?;

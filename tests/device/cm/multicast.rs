@@ -31,7 +31,7 @@ fn group() -> IpAddr {
 }
 
 fn bind(channel: &EventChannel, device: &Device) -> Verdict<BoundId> {
-    let id = channel.create_id_in(PortSpace::UDP)?;
+    let id = channel.create_id(PortSpace::UDP, QpType::UD)?;
     Ok(id.bind(SocketAddr::new(address(device)?, 0))?)
 }
 
@@ -123,7 +123,7 @@ fn dropped_member_receives_nothing_more() -> Verdict {
 fn group_is_joined_by_the_route_to_it() -> Verdict {
     let channel = channel()?;
     let from = SocketAddr::new(address(&env::device())?, 0);
-    let id = channel.create_id_in(PortSpace::UDP)?;
+    let id = channel.create_id(PortSpace::UDP, QpType::UD)?;
     let resolving = id.resolve_addr(Some(from), SocketAddr::new(group(), 0), PATIENCE)?;
     let id = done(resolving.wait(Some(PATIENCE))?)?;
     let side = Side::with(&id.context()?, QpType::UD)?;

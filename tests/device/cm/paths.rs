@@ -4,8 +4,8 @@ use super::{PATIENCE, Service, accepted, address, ask_by, channel, done, passive
 use crate::env;
 use crate::verdict::{Stop, Verdict, trials};
 use std::net::SocketAddr;
-use uverbs::Gid;
 use uverbs::cm::{ConnectParam, PortSpace};
+use uverbs::{Gid, QpType};
 
 trials![path_of_one_id_connects_another, listener_on_an_unspecified_address_has_no_gid];
 
@@ -13,7 +13,7 @@ trials![path_of_one_id_connects_another, listener_on_an_unspecified_address_has_
 fn listener_on_an_unspecified_address_has_no_gid() -> Verdict {
     let (channel, address) = (channel()?, address(&passive()?)?);
     let unspecified = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let bound = channel.create_id()?.bind(unspecified.parse()?)?;
+    let bound = channel.create_id(PortSpace::TCP, QpType::RC)?.bind(unspecified.parse()?)?;
     let port = bound.local_addr()?.port();
     let none = Gid::from(std::net::Ipv6Addr::UNSPECIFIED);
     let told = bound.local_ib_addr()?;
@@ -40,7 +40,11 @@ fn path_of_one_id_connects_another() -> Verdict {
     assert_eq!((peer.gid.ip(), peer.port()), (service.at.ip(), service.at.port()));
     assert_eq!(peer.service_id >> 16, u64::from(PortSpace::TCP.0));
     let from = SocketAddr::new(address(&env::device())?, 0);
-    let resolving = channel.create_id()?.resolve_addr(Some(from), service.at, PATIENCE)?;
+    let resolving = channel.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
+        Some(from),
+        service.at,
+        PATIENCE,
+    )?;
     let resolved = done(resolving.wait(Some(PATIENCE))?)?;
     let route = done(resolved.set_ib_path(&path)?.wait(Some(PATIENCE))?)?;
     assert_eq!(route.ib_paths()?, [path]);

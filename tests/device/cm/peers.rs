@@ -11,7 +11,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use uverbs::cm::{ConnectParam, Connecting, Connection, RejectReason};
+use uverbs::cm::{ConnectParam, Connecting, Connection, PortSpace, RejectReason};
 use uverbs::{QpType, Remote, Rkey, SendWr, SrqNumber, WcStatus};
 
 trials![
@@ -125,7 +125,9 @@ fn once_somebody_listens<T>(
 
 /// The address of the second device, with a port that was free a moment ago.
 fn free_address() -> Verdict<SocketAddr> {
-    let bound = channel()?.create_id()?.bind(SocketAddr::new(address(&passive()?)?, 0))?;
+    let bound = channel()?
+        .create_id(PortSpace::TCP, QpType::RC)?
+        .bind(SocketAddr::new(address(&passive()?)?, 0))?;
     Ok(bound.local_addr()?)
 }
 

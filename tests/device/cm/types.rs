@@ -22,7 +22,7 @@ trials![
 /// A listener in the port space IB.
 pub(super) fn listen(qp_type: QpType) -> Verdict<Service> {
     let (channel, device) = (channel()?, passive()?);
-    let id = channel.create_id_for(PortSpace::IB, qp_type)?;
+    let id = channel.create_id(PortSpace::IB, qp_type)?;
     Service::by(id, channel, &device, (address(&device)?, 0).into(), 4)
 }
 
@@ -32,7 +32,7 @@ pub(super) fn route_for(
     to: SocketAddr,
 ) -> Verdict<RouteResolved> {
     let from = SocketAddr::new(address(&env::device())?, 0);
-    route_of(channel.create_id_for(PortSpace::IB, qp_type)?, from, to)
+    route_of(channel.create_id(PortSpace::IB, qp_type)?, from, to)
 }
 
 fn unreliable_connections_carry_messages_and_writes() -> Verdict {

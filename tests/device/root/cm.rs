@@ -32,10 +32,11 @@ fn interface_without_rdma_device_is_named() -> Verdict {
     env::lab()?;
     let _interface = Interface::dummy("uvt9", "10.77.9.1/24")?;
     let channel = EventChannel::open()?;
-    let error = channel.create_id()?.bind("10.77.9.1:0".parse()?).unwrap_err();
+    let error =
+        channel.create_id(PortSpace::TCP, QpType::RC)?.bind("10.77.9.1:0".parse()?).unwrap_err();
     assert_eq!(error.errno(), Errno::NODEV, "{error}");
     assert!(error.message().contains("belongs to no RDMA device"), "{error}");
-    let id = channel.create_id()?;
+    let id = channel.create_id(PortSpace::TCP, QpType::RC)?;
     let error = match id.resolve_addr(None, "10.77.9.2:7000".parse()?, PATIENCE) {
         Ok(resolving) => resolving.wait(Some(PATIENCE)).unwrap_err(),
         Err(error) => error,
@@ -49,15 +50,15 @@ fn other_credentials_are_refused_on_an_open_channel() -> Verdict {
     env::lab()?;
     in_child((), |()| {
         let channel = EventChannel::open()?;
-        let id = channel.create_id()?;
+        let id = channel.create_id(PortSpace::TCP, QpType::RC)?;
         setuid(Uid::from_raw(65534))?;
-        let error = channel.create_id().unwrap_err();
+        let error = channel.create_id(PortSpace::TCP, QpType::RC).unwrap_err();
         assert_eq!(error.errno(), Errno::ACCESS, "{error}");
         assert!(error.message().contains("open another channel"), "{error}");
         drop(id);
         assert_eq!(channel.leaked(), 1);
         // The node is open to everybody.
-        EventChannel::open()?.create_id()?;
+        EventChannel::open()?.create_id(PortSpace::TCP, QpType::RC)?;
         Ok(())
     })
 }
@@ -203,7 +204,7 @@ fn removed_device_ends_every_step_of_a_handshake() -> Verdict {
     let (side, connecting) = ask()?;
     let request = service.request()?;
     let resolved = route_from(&channel, from, service.at)?;
-    let bound = channel.create_id_in(PortSpace::UDP)?.bind(from)?;
+    let bound = channel.create_id(PortSpace::UDP, QpType::UD)?.bind(from)?;
     let datagrams = Side::with(&bound.context()?, QpType::UD)?;
     let joining =
         bound.join_multicast(&datagrams.qp, "239.7.6.1".parse()?, MulticastRole::SendOnly)?;

@@ -10,8 +10,8 @@ use crate::verdict::{Stop, Verdict, trials};
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uverbs::cm::{ConnectParam, Progress};
-use uverbs::{Context, Device, Errno, GidFilter, Mtu, PortState, SendWr, WcStatus};
+use uverbs::cm::{ConnectParam, PortSpace, Progress};
+use uverbs::{Context, Device, Errno, GidFilter, Mtu, PortState, QpType, SendWr, WcStatus};
 
 trials![
     device_without_an_active_port_is_passed_over,
@@ -66,7 +66,11 @@ fn addresses_without_a_neighbour_or_a_route_are_told_apart() -> Verdict {
 
     let channel = channel()?;
     let resolve = |from, to: &str, patience| -> Verdict<uverbs::Error> {
-        let resolving = match channel.create_id()?.resolve_addr(from, at(to)?, patience) {
+        let resolving = match channel.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
+            from,
+            at(to)?,
+            patience,
+        ) {
             Ok(resolving) => resolving.wait(Some(PATIENCE)),
             Err(error) => return Ok(error),
         };

@@ -5,7 +5,7 @@ use lab_bench::control::{FROM, TO};
 use std::mem::forget;
 use std::net::SocketAddr;
 use std::time::Duration;
-use uverbs::cm::{ConnectParam, Connection, ConnectionEvent, EventChannel, ListeningId};
+use uverbs::cm::{ConnectParam, Connection, ConnectionEvent, EventChannel, ListeningId, PortSpace};
 use uverbs::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair};
 
 const LIMIT: Duration = Duration::from_secs(2);
@@ -48,7 +48,8 @@ pub(crate) struct ByAddress {
 impl ByAddress {
     pub(crate) fn open() -> Result<ByAddress, Failure> {
         let (from, to) = (FROM.parse()?, TO.parse()?);
-        let listener = EventChannel::open()?.create_id()?.bind(to)?.listen(4)?;
+        let listener =
+            EventChannel::open()?.create_id(PortSpace::TCP, QpType::RC)?.bind(to)?.listen(4)?;
         let channel = EventChannel::open()?;
         Ok(ByAddress { channel, listener, from, to, active: None, passive: None })
     }
@@ -63,7 +64,11 @@ impl ByAddress {
 
     pub(crate) fn connect(&mut self) -> Result<Connected, Failure> {
         let param = ConnectParam::new().responder_resources(1).initiator_depth(1);
-        let resolving = self.channel.create_id()?.resolve_addr(Some(self.from), self.to, LIMIT)?;
+        let resolving = self.channel.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
+            Some(self.from),
+            self.to,
+            LIMIT,
+        )?;
         let resolved = resolving.wait(None)?.done()?;
         let route = resolved.resolve_route(LIMIT)?.wait(None)?.done()?;
         let active = Shared::qp(&mut self.active, || route.context())?;
