@@ -362,6 +362,70 @@ fn calls_between_two_steps_are_at_the_time_of_the_event_loop() -> Result<()> {
     Ok(())
 }
 
+/// The listener's program does not accept: the handshake would end after the kernel's minute.
+#[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
+fn a_connect_that_blocks_ends_at_its_deadline() -> Result<()> {
+    use uverbs::cm::{Connector, Listener};
+    const LIMIT: Duration = Duration::from_secs(3);
+    let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+    let channel = EventChannel::open_on(&fabric.system())?;
+    let listener = Listener::builder("10.0.0.2:0")?.channel(&channel).build()?;
+    let connector = Connector::new(listener.local_addr()?)?.source("10.0.0.1:0".parse()?);
+    let connector = connector.timeout(LIMIT).channel(&EventChannel::open_on(&fabric.system())?);
+    let begun = fabric.now();
+    let error = connector.connect(|route| queue_pair(&route.context()?)).unwrap_err();
+    let took = fabric.now() - begun;
+    assert_eq!(error.errno(), uverbs::Errno::TIMEDOUT, "{error}");
+    assert!(took >= LIMIT && took < 2 * LIMIT, "{took:?}");
+    Ok(())
+}
+
+/// As [`a_connect_that_blocks_ends_at_its_deadline`], of a future. The events of the channel are first read after a
+/// while: the handshake has what is left of the time.
+#[cfg(all(feature = "sim", feature = "tokio"))]
+#[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
+fn a_future_of_a_connect_ends_at_its_deadline() -> Result<()> {
+    use tokio::time::sleep;
+    use uverbs::aio::cm::AsyncEventChannel;
+    use uverbs::aio::tokio::Registered;
+    use uverbs::cm::{Connector, Listener};
+    const LIMIT: Duration = Duration::from_secs(3);
+    for unread in [Duration::ZERO, Duration::from_secs(2), Duration::from_secs(20)] {
+        let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(true).build()?;
+        let driven = fabric.clone();
+        runtime.spawn(async move { driven.drive(uverbs::sim::TokioClock::new()).await });
+        let (error, took) = runtime.block_on(async {
+            let system = fabric.system();
+            let (server, _driver) = AsyncEventChannel::spawn_on(&system)?;
+            let listener = server.listen(&Listener::builder("10.0.0.2:0")?)?;
+            let connector = Connector::new(listener.local_addr()?)?.source("10.0.0.1:0".parse()?);
+            let (client, driver) = AsyncEventChannel::new_on(&system, Registered::new, sleep)?;
+            tokio::spawn(async move {
+                sleep(unread).await;
+                driver.await
+            });
+            let begun = fabric.now();
+            let connector = connector.timeout(LIMIT);
+            let connected = client.connect(&connector, |route| queue_pair(&route.context()?)).await;
+            Result::Ok((connected.map(drop).unwrap_err(), fabric.now() - begun))
+        })?;
+        assert_eq!(error.errno(), uverbs::Errno::TIMEDOUT, "{error}");
+        assert!(took >= LIMIT && took < LIMIT + Duration::from_secs(1), "{unread:?}: {took:?}");
+        let step = if unread > LIMIT { "the address was" } else { "the listener did" };
+        assert!(error.to_string().contains(step), "{error}");
+    }
+    Ok(())
+}
+
+fn queue_pair(context: &Context) -> uverbs::Result<QueuePair> {
+    let cq = context.cq_builder(4).build()?;
+    context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
+}
+
 #[cfg(feature = "tokio")]
 fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
     const ROUNDS: usize = 100;

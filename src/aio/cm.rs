@@ -46,11 +46,10 @@
 //!   and [`join_multicast`](AsyncEventChannel::join_multicast) joins a group. What needs no answer of the network is
 //!   no future: [`accept_datagrams`](ConnectRequest::accept_datagrams), and leaving a group, which is dropping the
 //!   [`AsyncMulticastMember`].
-//! - **Deadlines**: put the future into the event loop's timeout (`tokio::time::timeout`), which drops it when the
-//!   time is over. Without one, a handshake with a host that does not answer fails with `ETIMEDOUT` when the kernel
-//!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake. A server's
-//!   [`accept`](AsyncEventChannel::accept) waits as long for a client that gave up, if the word of that is lost or overtakes
-//!   the request, as it does where many clients come at once: give it a deadline, too.
+//! - **Deadlines**: [`Connector::timeout`] limits the whole of a connect to one address. A server's
+//!   [`accept`](AsyncEventChannel::accept) waits about a minute, until the kernel gives up, for a client that gave up, if
+//!   the word of that is lost or overtakes the request, as it does where many clients come at once: put it into the event
+//!   loop's timeout (`tokio::time::timeout`), which drops the future when the time is over.
 //! - **The end**: that a connection was dropped is told to the peer once. [`disconnect`](Connection::disconnect), and then
 //!   [`disconnected`](AsyncConnection::disconnected), has the kernel repeat it until the peer has confirmed it.
 //! - **Streams**: with the feature `stream`, an [`AsyncListener`] is a stream of requests and an [`AsyncConnection`] one
@@ -123,13 +122,15 @@ use super::driver::Readiness;
 use crate::cm::{
     BoundId, ConnectError, ConnectParam, ConnectRequest, Connection, ConnectionEvent, Connector,
     DatagramPeer, Event, EventChannel, EventWait, IbAddress, ListenerBuilder, ListeningId,
-    MulticastMember, MulticastRole, Polled, PortSpace, RouteResolved, Step, Target, no_address,
+    MulticastMember, MulticastRole, NO_ADDRESS, NO_ANSWER, NO_ROUTE, Polled, PortSpace,
+    RouteResolved, Step, Target, no_address, timed_out,
 };
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::first_panic::FirstPanic;
 use crate::qp::{QpControl, QpType};
 use crate::sync::AtomicBool;
+use crate::sync::fork::{Epoch, OwnedHere};
 use crate::sync::lock::Lock;
 use rustix::io::Errno;
 use std::fmt;
@@ -141,6 +142,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{self, Poll, Waker, ready};
+use std::time::Duration;
 use uverbs_host::HostSystem;
 
 /// How often in a row the file may be reported as readable without an event.
@@ -233,9 +235,17 @@ impl ChannelState {
     }
 }
 
+/// A timer of the event loop.
+type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The timer of a connect. A forked child leaves it to the parent's event loop.
+type Limit = OwnedHere<Timer>;
+
 /// Ends the driver when the last handle is dropped.
 struct Handle {
     shared: Arc<ChannelState>,
+    /// Starts a timer.
+    sleep: Box<dyn Fn(Duration) -> Timer + Send + Sync>,
 }
 
 impl Drop for Handle {
@@ -254,19 +264,22 @@ pub struct AsyncEventChannel {
 }
 
 impl AsyncEventChannel {
-    /// Opens the connection manager. `readiness` gets the file of the channel, and registers it with the
-    /// event loop. The file [takes commands](EventChannel#impl-AsFd-for-EventChannel).
+    /// Opens the connection manager, in an event loop that watches files and has timers. `readiness` gets the file of
+    /// the channel, and registers it with the event loop; the file
+    /// [takes commands](EventChannel#impl-AsFd-for-EventChannel). `sleep` makes a future that is over after a time,
+    /// which each connect begins with, for [`Connector::timeout`].
     ///
     /// In an event loop other than tokio's, which watches the file and runs the driver as a task:
     ///
     /// ```no_run
-    /// # use std::os::fd::BorrowedFd;
+    /// # use std::{os::fd::BorrowedFd, time::Duration};
     /// # use uverbs::{aio::{Readiness, cm::{ChannelDriver, AsyncEventChannel}}, cm::Listener};
-    /// # async fn f<R: Readiness + Unpin>(
+    /// # async fn f<R: Readiness + Unpin, Sleep: Future<Output = ()> + Send + 'static>(
     /// #     watch: impl FnOnce(BorrowedFd<'_>) -> uverbs::Result<R>,
+    /// #     sleep: impl Fn(Duration) -> Sleep + Send + Sync + 'static,
     /// #     spawn: impl Fn(ChannelDriver<R>),
     /// # ) -> uverbs::Result<()> {
-    /// let (channel, driver) = AsyncEventChannel::new(watch)?;
+    /// let (channel, driver) = AsyncEventChannel::new(watch, sleep)?;
     /// spawn(driver);
     /// let listener = channel.listen(&Listener::builder("0.0.0.0:7471")?)?;
     /// let request = listener.next_request().await?;
@@ -276,10 +289,11 @@ impl AsyncEventChannel {
     /// # Errors
     ///
     /// Those of [`EventChannel::open`], and what `readiness` returns.
-    pub fn new<W: Readiness>(
+    pub fn new<W: Readiness, F: Future<Output = ()> + Send + 'static>(
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+        sleep: impl Fn(Duration) -> F + Send + Sync + 'static,
     ) -> Result<(AsyncEventChannel, ChannelDriver<W>)> {
-        AsyncEventChannel::on(EventChannel::open()?, readiness)
+        AsyncEventChannel::on(EventChannel::open()?, readiness, sleep)
     }
 
     /// As [`new`](Self::new), of a hosted kernel, which stands for Linux in this process; see
@@ -296,7 +310,7 @@ impl AsyncEventChannel {
     /// let fabric = Fabric::new(2, Mode::Trapped);
     /// let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     /// let _in_its_context = event_loop.enter();
-    /// let (channel, driver) = AsyncEventChannel::new_on(&fabric.system(), Registered::new)?;
+    /// let (channel, driver) = AsyncEventChannel::new_on(&fabric.system(), Registered::new, tokio::time::sleep)?;
     /// # drop((channel, driver)); }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -304,21 +318,24 @@ impl AsyncEventChannel {
     /// # Errors
     ///
     /// Those of [`EventChannel::open_on`], and what `readiness` returns.
-    pub fn new_on<W: Readiness>(
+    pub fn new_on<W: Readiness, F: Future<Output = ()> + Send + 'static>(
         system: &Arc<dyn HostSystem>,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+        sleep: impl Fn(Duration) -> F + Send + Sync + 'static,
     ) -> Result<(AsyncEventChannel, ChannelDriver<W>)> {
-        AsyncEventChannel::on(EventChannel::open_on(system)?, readiness)
+        AsyncEventChannel::on(EventChannel::open_on(system)?, readiness, sleep)
     }
 
-    fn on<W: Readiness>(
+    fn on<W: Readiness, F: Future<Output = ()> + Send + 'static>(
         channel: EventChannel,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+        sleep: impl Fn(Duration) -> F + Send + Sync + 'static,
     ) -> Result<(AsyncEventChannel, ChannelDriver<W>)> {
         let readiness = readiness(channel.as_fd())?;
         let is_over = AtomicBool::new(false);
         let shared = Arc::new(ChannelState { channel, is_over, driver: Lock::default() });
-        let handle = Arc::new(Handle { shared: shared.clone() });
+        let sleep = Box::new(move |time| -> Timer { Box::pin(sleep(time)) });
+        let handle = Arc::new(Handle { shared: shared.clone(), sleep });
         let driver =
             ChannelDriver { shared, handle: Arc::downgrade(&handle), readiness, false_alarms: 0 };
         Ok((AsyncEventChannel { handle }, driver))
@@ -409,15 +426,13 @@ impl AsyncEventChannel {
     /// Connects to the address of `connector`, or to its addresses in turn until one accepts. `create` makes
     /// the queue pair as for [`Connector::connect`]. The connector's channel is not used.
     ///
-    /// [`Connector::timeout`] limits how long the kernel resolves the address, and then the route. It does not limit
-    /// the handshake, which ends when the peer answers or the kernel gives up, after about a minute for each address.
-    /// A shorter limit is the event loop's timeout around this future, such as `tokio::time::timeout`. Dropping the
-    /// future is safe at any time: the request is cancelled, and a queue pair that the program has another handle of
+    /// [`Connector::timeout`] is the limit for all of the connect to one address, by a timer of the event loop. Dropping
+    /// the future is safe at any time: the request is cancelled, and a queue pair that the program has another handle of
     /// stays in `RESET` or `INIT`, from where it can be connected again.
     ///
     /// # Errors
     ///
-    /// As [`Connector::connect`], with `ETIMEDOUT` after the times above; `ECANCELED` if the driver has ended.
+    /// As [`Connector::connect`]; `ECANCELED` if the driver has ended.
     pub async fn connect<Q: Deref<Target = QpControl>>(
         &self,
         connector: &Connector,
@@ -439,10 +454,11 @@ impl AsyncEventChannel {
         target: Target,
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, AsyncConnection), ConnectError> {
-        let route = self.route(connector, target, connector.type_of_qp()).await?;
+        let mut limit = self.limit(connector)?;
+        let route = self.route(connector, target, connector.type_of_qp(), &mut limit).await?;
         let qp = create(&route)?;
         let connecting = route.connect(&qp, connector.parameters())?;
-        let connection = self.shared().step(connecting).await?;
+        let connection = self.step_within(&mut limit, connecting, NO_ANSWER).await?;
         Ok((qp, self.connection(connection)))
     }
 
@@ -451,11 +467,37 @@ impl AsyncEventChannel {
         connector: &Connector,
         target: Target,
         qp_type: QpType,
+        limit: &mut Limit,
     ) -> Result<RouteResolved> {
-        let (shared, timeout) = (self.shared(), connector.time_limit());
-        let resolving = connector.begin(&shared.channel, target, qp_type, timeout)?;
-        let resolved = shared.step(resolving).await?;
-        shared.step(connector.begin_route(resolved, timeout)?).await
+        let timeout = connector.time_limit();
+        let resolving = connector.begin(self.channel(), target, qp_type, timeout)?;
+        let resolved = self.step_within(limit, resolving, NO_ADDRESS).await?;
+        let resolving = connector.begin_route(resolved, timeout)?;
+        self.step_within(limit, resolving, NO_ROUTE).await
+    }
+
+    /// Starts the timer of a connect to one address.
+    fn limit(&self, connector: &Connector) -> Result<Limit> {
+        let epoch = Epoch::of_verb("connect")?;
+        Ok(OwnedHere::of((self.handle.sleep)(connector.time_limit()), epoch))
+    }
+
+    /// Waits for the event of a step until the timer of the connect has ended, and takes the step.
+    async fn step_within<S: Step>(
+        &self,
+        limit: &mut Limit,
+        step: S,
+        late: &'static str,
+    ) -> std::result::Result<S::Next, S::Error> {
+        let event = {
+            let mut wait = EventWait::new(step.id());
+            poll_fn(|cx| match self.shared().poll_event(&step, &mut wait.number, cx) {
+                Poll::Pending => limit.as_mut().poll(cx).map(|()| Err(timed_out(S::VERB, late))),
+                event => event,
+            })
+            .await?
+        };
+        step.advance(event)
     }
 
     /// Asks a listener of the port space [`UDP`](PortSpace::UDP) where to send datagrams, at the address of `connector`,
@@ -500,10 +542,11 @@ impl AsyncEventChannel {
         target: Target,
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
-        let route = self.route(connector, target, QpType::UD).await?;
+        let mut limit = self.limit(connector)?;
+        let route = self.route(connector, target, QpType::UD, &mut limit).await?;
         let qp = create(&route)?;
         let connecting = route.connect_datagrams(&qp, connector.parameters())?;
-        let peer = self.shared().step(connecting).await?;
+        let peer = self.step_within(&mut limit, connecting, NO_ANSWER).await?;
         Ok((qp, peer))
     }
 

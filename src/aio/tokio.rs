@@ -1,5 +1,5 @@
 //! Queues in tokio's event loop: current-thread or multi-thread, with `enable_io`, and with
-//! `enable_time` for handshakes.
+//! `enable_time` for handshakes and for connecting by address.
 //!
 //! Do the fast work in spawned tasks: waking the future that `block_on` runs costs a system call and another
 //! round of the event loop, waking a task of the same thread does not.
@@ -152,9 +152,9 @@ impl AsyncEventChannel {
     ///
     /// # Panics
     ///
-    /// Outside of a runtime, or in one without `enable_io`.
+    /// Outside of a runtime, or in one without `enable_io`. A connect panics in one without `enable_time`.
     pub fn spawn() -> Result<(AsyncEventChannel, JoinHandle<Result<()>>)> {
-        let (channel, driver) = AsyncEventChannel::new(Registered::new)?;
+        let (channel, driver) = AsyncEventChannel::new(Registered::new, tokio::time::sleep)?;
         Ok((channel, tokio::spawn(driver)))
     }
 
@@ -185,11 +185,12 @@ impl AsyncEventChannel {
     ///
     /// # Panics
     ///
-    /// Outside of a runtime, or in one without `enable_io`.
+    /// Outside of a runtime, or in one without `enable_io`. A connect panics in one without `enable_time`.
     pub fn spawn_on(
         system: &Arc<dyn HostSystem>,
     ) -> Result<(AsyncEventChannel, JoinHandle<Result<()>>)> {
-        let (channel, driver) = AsyncEventChannel::new_on(system, Registered::new)?;
+        let (channel, driver) =
+            AsyncEventChannel::new_on(system, Registered::new, tokio::time::sleep)?;
         Ok((channel, tokio::spawn(driver)))
     }
 }

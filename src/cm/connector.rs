@@ -20,6 +20,11 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+/// The steps of a connect that a deadline ends.
+pub(crate) const NO_ADDRESS: &str = "the address was not resolved in time";
+pub(crate) const NO_ROUTE: &str = "the route was not resolved in time";
+pub(crate) const NO_ANSWER: &str = "the listener did not answer in time";
+
 /// The default limit for the whole of a connect. The kernel's own is about a minute for a host that does
 /// not answer.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -220,11 +225,8 @@ impl Connector {
     }
 
     /// The limit for connecting to one address; 10 seconds unless set. A connect that takes longer ends with
-    /// `ETIMEDOUT`, whichever step is under way.
-    ///
-    /// A future of [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect) takes it as the limit for resolving the
-    /// address, and again for resolving the route. The handshake that follows ends when the peer answers or the
-    /// kernel gives up, after about a minute: put the future into the event loop's timeout.
+    /// `ETIMEDOUT`, whichever step is under way, and whether a thread or a future of
+    /// [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect) waits.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -311,7 +313,7 @@ impl Connector {
             let qp = create(&route)?;
             let connecting = route.connect_datagrams(&qp, &self.param)?;
             let waited = wait_until(connecting, deadline)?;
-            Ok((qp, waited.done_in_time(VERB, "the listener did not answer in time")?))
+            Ok((qp, waited.done_in_time(VERB, NO_ANSWER)?))
         })
     }
 
@@ -347,10 +349,10 @@ impl Connector {
         let left = || platform.left(deadline).unwrap_or(Duration::MAX);
         let resolving = self.begin(channel, target, qp_type, left())?;
         let waited = wait_until(resolving, deadline)?;
-        let resolved = waited.done_in_time(verb, "the address was not resolved in time")?;
+        let resolved = waited.done_in_time(verb, NO_ADDRESS)?;
         let resolving = self.begin_route(resolved, left())?;
         let waited = wait_until(resolving, deadline)?;
-        waited.done_in_time(verb, "the route was not resolved in time")
+        waited.done_in_time(verb, NO_ROUTE)
     }
 }
 
@@ -653,7 +655,7 @@ impl Listener {
         let request = request.ok_or_else(|| timed_out(VERB, "no request came in time"))?;
         let qp = create(&request)?;
         let accepting = request.accept(&qp, &ConnectParam::new())?;
-        Ok((qp, accepting.wait(Some(ESTABLISH))?.connected(VERB)?))
+        Ok((qp, accepting.wait(Some(ESTABLISH))?.done_in_time(VERB, UNCONFIRMED)?))
     }
 }
 

@@ -71,7 +71,7 @@ impl<P, D> Progress<P, D> {
 }
 
 /// The error of a wait that ended without an event.
-pub(super) fn timed_out(verb: &'static str, detail: &'static str) -> Error {
+pub(crate) fn timed_out(verb: &'static str, detail: &'static str) -> Error {
     Error::new(verb, Errno::TIMEDOUT).detail(detail)
 }
 

@@ -89,6 +89,12 @@ impl<T> std::ops::Deref for OwnedHere<T> {
     }
 }
 
+impl<T> std::ops::DerefMut for OwnedHere<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
 impl<T> Drop for OwnedHere<T> {
     fn drop(&mut self) {
         if !self.epoch.is_over() {

@@ -16,6 +16,11 @@ use std::time::Duration;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 use uverbs_uapi::rdma_user_cm::*;
 
+/// A timer that is never over.
+fn endless(_: Duration) -> std::future::Pending<()> {
+    std::future::pending()
+}
+
 /// A channel whose driver the test polls, and a device.
 struct Stage {
     script: CmScript,
@@ -28,7 +33,7 @@ impl Stage {
     fn new() -> Stage {
         let (script, bench) = (CmScript::new(), Bench::new());
         let (channel, driver) =
-            AsyncEventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
+            AsyncEventChannel::on(script.open(), |_| Ok(Watched::default()), endless).unwrap();
         channel.use_context(&bench.context).unwrap();
         Stage { script, bench, channel, driver }
     }
@@ -162,6 +167,57 @@ fn connects_accepts_and_sees_the_end() {
     assert!(matches!(other.poll(&mut cx()), Poll::Ready(Ok(()))));
     assert!(matches!(one.poll(&mut cx()), Poll::Ready(Ok(()))));
     assert!(connection.is_closed());
+}
+
+/// The timer starts with the connect. Its end ends the step that is under way, and destroys the id.
+#[test]
+fn the_deadline_of_a_connect_ends_each_of_its_steps() {
+    for (steps, told) in [
+        (0, "the address was not resolved in time"),
+        (1, "the route was not resolved in time"),
+        (2, "the listener did not answer in time"),
+    ] {
+        for qp_type in [QpType::RC, QpType::UD] {
+            let (script, bench) = (CmScript::new(), Bench::new());
+            let (begun, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+            let (timers, over) = (begun.clone(), ended.clone());
+            let sleep = move |time: Duration| {
+                assert_eq!(time, Duration::from_secs(3));
+                timers.fetch_add(1, Ordering::Relaxed);
+                let over = over.clone();
+                poll_fn(move |_| match over.load(Ordering::Relaxed) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                })
+            };
+            let watched = |_: BorrowedFd<'_>| Ok(Watched::default());
+            let opened = AsyncEventChannel::on(script.open(), watched, sleep);
+            let (channel, mut driver) = opened.unwrap();
+            channel.use_context(&bench.context).unwrap();
+            let connector = Connector::new(PEER).unwrap().timeout(Duration::from_secs(3));
+            let create =
+                |_: &RouteResolved| bench.pd.qp_builder(&bench.cq, &bench.cq, qp_type).build();
+            let mut future: Pin<Box<dyn Future<Output = Option<ConnectError>>>> = match qp_type {
+                QpType::UD => {
+                    Box::pin(async { channel.connect_datagrams(&connector, create).await.err() })
+                }
+                _ => Box::pin(async { channel.connect(&connector, create).await.err() }),
+            };
+            for _ in 0..steps {
+                assert!(future.as_mut().poll(&mut cx()).is_pending());
+                Stage::play(&script, &mut driver, 1);
+            }
+            assert!(future.as_mut().poll(&mut cx()).is_pending());
+            ended.store(true, Ordering::Relaxed);
+            let Poll::Ready(Some(error)) = future.as_mut().poll(&mut cx()) else {
+                panic!("{qp_type}: the deadline does not end step {steps}");
+            };
+            assert_eq!((error.errno(), error.error().message()), (Errno::TIMEDOUT, told));
+            assert_eq!(begun.load(Ordering::Relaxed), 1, "one timer for all steps");
+            drop(future);
+            assert_eq!(script.live(), []);
+        }
+    }
 }
 
 /// That the address moved to another interface is a hint, and no answer.
@@ -359,7 +415,7 @@ impl Readiness for Always {
 #[test]
 fn driver_ends_after_too_many_false_alarms() {
     let (_channel, mut driver) =
-        AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
+        AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always), endless).unwrap();
     let Poll::Ready(Err(error)) = Pin::new(&mut driver).poll(&mut cx()) else {
         panic!("it goes on for ever");
     };
@@ -388,7 +444,8 @@ impl Readiness for Times {
 #[test]
 fn driver_survives_a_thousand_false_alarms_between_two_events() {
     let script = CmScript::new();
-    let (channel, mut driver) = AsyncEventChannel::on(script.open(), |_| Ok(Times(0))).unwrap();
+    let (channel, mut driver) =
+        AsyncEventChannel::on(script.open(), |_| Ok(Times(0)), endless).unwrap();
     let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     for _ in 0..3 {
         driver.readiness.0 = 1000;
@@ -402,7 +459,7 @@ fn driver_survives_a_thousand_false_alarms_between_two_events() {
 #[test]
 fn futures_fail_when_the_driver_has_ended() {
     let (channel, mut driver) =
-        AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
+        AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always), endless).unwrap();
     let listener = channel.listen(&Listener::builder(LOCAL).unwrap().backlog(4)).unwrap();
     let (count, waker) = Count::new();
     let mut request = pin!(listener.next_request());
@@ -516,7 +573,7 @@ fn a_driver_whose_waker_panics_does_not_abort_a_task_that_panics() {
 fn driver_survives_a_thread_that_reads_its_channel() {
     let script = CmScript::new();
     let (channel, mut driver) =
-        AsyncEventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
+        AsyncEventChannel::on(script.open(), |_| Ok(Watched::default()), endless).unwrap();
     let blocking = channel
         .channel()
         .create_id(PortSpace::TCP, QpType::RC)
