@@ -53,7 +53,7 @@ async fn talk() -> Result<()> {
     let (qp, _connection) = channel.connect(&connector, |_| Ok(qp.clone())).await?;
     let mut inbox = qp.inbox(&pool, 8);
     for text in ["hello, peer", "and no unsafe"] {
-        let buffer = pool.copy(text.as_bytes()).ok_or("no buffer is left")?;
+        let buffer = pool.copy(text.as_bytes())?;
         qp.send(buffer).await?;
         let answer = inbox.next().await?;
         println!("{}", String::from_utf8_lossy(&answer.buffer));

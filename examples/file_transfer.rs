@@ -92,7 +92,7 @@ async fn send(path: &str, address: &str) -> Result<()> {
     let (mut progress, mut read, mut sent) = (Progress::new(total), 0, 0);
     let mut under_way = VecDeque::new();
     while sent < total {
-        while let (true, Some(mut buffer)) = (read < total, pool.take()) {
+        while let (true, Ok(mut buffer)) = (read < total, pool.take()) {
             let length = file.read_at(&mut buffer[..PIECE], read)?;
             if length == 0 {
                 return Err("the file became shorter".into());

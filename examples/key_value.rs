@@ -108,7 +108,7 @@ async fn run(reads: usize) -> Result<()> {
             let (qp, pool) = (qp.clone(), pool.clone());
             tokio::spawn(async move {
                 let (mut newest, mut again) = (0, 0);
-                let mut buffer = pool.take().ok_or("no buffer is left")?;
+                let mut buffer = pool.take()?;
                 for n in 0..reads / 8 {
                     let key = (n * 31 + task * 7) % ENTRIES;
                     let (version, tries, back) = get(&qp, table, key, buffer).await?;

@@ -4,9 +4,7 @@
 //!
 //! `per_core [WORKERS [MESSAGES]]`, by default a worker for each core and 2,000 messages each.
 
-use std::future::poll_fn;
 use std::process::ExitCode;
-use std::task::Poll;
 use std::time::Instant;
 use std::{env, thread};
 use tokio::runtime::Builder;
@@ -96,9 +94,9 @@ async fn ask(
 ) -> Result<()> {
     let mut inbox = client.inbox(pool, DEPTH as usize / 2);
     // Before the first answer may come.
-    poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+    inbox.fill();
     for number in 0..messages {
-        client.send(pool.copy(&number.to_ne_bytes()).ok_or("no buffer left")?).await?;
+        client.send(pool.copy(&number.to_ne_bytes())?).await?;
         let answer = inbox.next().await?;
         if answer.buffer[..] != number.to_ne_bytes() {
             return Err(format!("the answer to message {number} is another's").into());

@@ -3,9 +3,7 @@
 //! letters: `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`; with `--both` in
 //! place of HOST one process plays both sides.
 
-use std::future::poll_fn;
 use std::process::ExitCode;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::OwnedReadHalf;
@@ -122,11 +120,11 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
     };
     handshake(&qp, &stream, 1, gid, &Handshake::new()).await?;
     let mut inbox = qp.inbox(&pool, 4);
-    let posted = poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+    let posted = inbox.fill();
     stream.write_u8(posted as u8).await?;
     stream.read_u8().await?;
 
-    let mut buffer = pool.take().ok_or("no buffer is left")?;
+    let mut buffer = pool.take()?;
     buffer.set_len(size);
     let (reader, mut writer) = stream.into_split();
     let heard = tokio::spawn(hear(reader, qp.clone()));

@@ -19,8 +19,8 @@
 //! let qp = cq.adopt(qp)?;
 //! let gid = context.default_gid(1)?.index;
 //! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, gid).await?;
-//! qp.send(pool.copy(b"hello, peer").ok_or("no buffer left")?).await?;
-//! let received = qp.recv(pool.take().ok_or("no buffer left")?).await?;
+//! qp.send(pool.copy(b"hello, peer")?).await?;
+//! let received = qp.recv(pool.take()?).await?;
 //! println!("{:?}", &*received.memory);
 //! # Ok(()) }
 //! ```

@@ -13,7 +13,7 @@
 //! let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(8).build()?;
 //! let mut qp = cq.adopt(qp)?;
 //! // … `qp.endpoint`, `qp.handshake` …
-//! let buffer = pool.copy(b"hello, peer").ok_or("no buffer left")?;
+//! let buffer = pool.copy(b"hello, peer")?;
 //! let mut batch = qp.send_batch()?;
 //! batch.push(SendWr::write(remote, &[]), buffer, "the first")?;
 //! batch.ring()?;
@@ -157,7 +157,7 @@ mod region_slice;
 mod scope;
 mod srq;
 
-pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
+pub use buffer::{Buffer, BufferError, BufferPool, BufferPoolBuilder, SharedBuffer};
 pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
 pub use cq::{OwnedCompletionQueue, OwnedCompletions};
 pub(crate) use lending::{AskedMemory, NamedBytes};

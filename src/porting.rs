@@ -184,7 +184,7 @@
 //! use uverbs::SendWr;
 //!
 //! let pool = pd.buffer_pool_builder(4096).count(16).build()?;
-//! let buffer = pool.copy(b"hello").ok_or("all buffers are in use")?;
+//! let buffer = pool.copy(b"hello")?;
 //! let mut batch = qp.send_batch()?;
 //! batch.push(SendWr::send(&[buffer.sge()]).id(1).signaled())?;
 //! // SAFETY: `buffer` is kept, and not written, until the completion with this number was polled.

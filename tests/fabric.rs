@@ -450,7 +450,7 @@ fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
             }
             Result::Ok(())
         });
-        let mut buffer = a_pool.copy(b"hi").ok_or("no buffer")?;
+        let mut buffer = a_pool.copy(b"hi")?;
         for _ in 0..ROUNDS {
             let (sent, answer) = tokio::join!(a.send(buffer), to_a.next());
             buffer = sent?.memory;

@@ -874,8 +874,8 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
         qp.handshake(&there)?;
         peer.qp.handshake(&here)?;
         let mut batch = qp.recv_batch()?;
-        batch.push(pool.take().ok_or("no buffer")?, 1)?;
-        batch.push(pool.take().ok_or("no buffer")?, 2)?;
+        batch.push(pool.take()?, 1)?;
+        batch.push(pool.take()?, 2)?;
         batch.ring()?;
         for _ in 0..failures {
             left.fail_call(Verb::ModifyQp, 0, Errno::NOMEM);

@@ -107,7 +107,7 @@ impl Resources {
 
     fn post_receives(&mut self, responses: &BufferPool) -> uverbs::Result<()> {
         let mut batch = self.qp.recv_batch()?;
-        while let Some(buffer) = responses.take() {
+        while let Ok(buffer) = responses.take() {
             batch.push(buffer, Tag::Response)?;
         }
         Ok(batch.ring()?)

@@ -10,10 +10,9 @@
 //! buffer that another task needs to go on.
 
 use std::collections::HashMap;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
@@ -182,7 +181,7 @@ impl Channel {
     /// Posts the receives that the other side counts on; to be done before it may send.
     pub(crate) async fn receive(&self) -> Result<Inbox> {
         let mut inbox = self.0.qp.inbox(&self.0.received, DEPTH);
-        match poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await {
+        match inbox.fill() {
             DEPTH => Ok(inbox),
             fewer => Err(format!("only {fewer} of {DEPTH} receives could be posted").into()),
         }
@@ -207,7 +206,7 @@ impl Channel {
         // Receives that the other side knows of, or will by what is owed.
         let mut told = DEPTH;
         loop {
-            let posted = poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+            let posted = inbox.fill();
             let more = posted.saturating_sub(told);
             told += more;
             self.0.owed.fetch_add(more as u32, Ordering::Relaxed);
@@ -303,7 +302,7 @@ impl Channel {
 /// A buffer of a pool, when there is one.
 async fn take(pool: &BufferPool, length: usize) -> Buffer {
     loop {
-        if let Some(mut buffer) = pool.take() {
+        if let Ok(mut buffer) = pool.take() {
             buffer.set_len(length);
             return buffer;
         }

@@ -63,7 +63,7 @@ impl<S: Locking> AsyncQueuePair<S> {
     ///
     /// The first receives are posted before this returns. In state [`RESET`](crate::QpState::RESET) none can be:
     /// make the inbox after [`handshake`](crate::QpControl::handshake), before the peer learns of it, or call
-    /// [`refill`](Inbox::refill) then. A datagram that finds no receive is lost.
+    /// [`fill`](Inbox::fill) then. A datagram that finds no receive is lost.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let is_ready = self.state() != QpState::RESET;
         Inbox::new(OpQueue::Qp(self.clone()), pool, depth, is_ready)
@@ -123,18 +123,11 @@ impl<S: Locking> Inbox<S> {
     /// in state [`RESET`](crate::QpState::RESET), which it must have left. Then call it before the peer may send,
     /// so that its first message finds a receive; [`aio::cm`](crate::aio::cm#receives-for-the-first-message) shows
     /// where.
-    pub fn refill(&mut self, cx: &mut Context<'_>) -> usize {
-        self.post(cx);
-        self.posted.iter().filter(|op| op.is_posted()).count()
-    }
-
-    /// As [`refill`](Self::refill), where there is no task: in the closures of
-    /// [`aio::cm`](crate::aio::cm#receives-for-the-first-message), or in a function that is none. Nothing is missed:
-    /// [`poll_next`](Self::poll_next) stores the task's waker.
     ///
-    /// Example: [`aio::cm`](crate::aio::cm#receives-for-the-first-message).
+    /// No task is needed: [`poll_next`](Self::poll_next) stores the task's waker.
     pub fn fill(&mut self) -> usize {
-        self.refill(&mut Context::from_waker(Waker::noop()))
+        self.post(&mut Context::from_waker(Waker::noop()));
+        self.posted.iter().filter(|op| op.is_posted()).count()
     }
 
     fn post(&mut self, cx: &mut Context<'_>) {
@@ -145,7 +138,7 @@ impl<S: Locking> Inbox<S> {
             self.post_waiting(cx);
         }
         while self.posted.len() < self.depth && !self.has_waiting() {
-            let Some(buffer) = self.pool.take() else { break };
+            let Ok(buffer) = self.pool.take() else { break };
             self.posted.push_back(match &self.queue {
                 OpQueue::Qp(qp) => qp.recv(buffer),
                 OpQueue::Srq(srq) => srq.recv(buffer),

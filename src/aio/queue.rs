@@ -314,7 +314,7 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// ```no_run
     /// # use uverbs::{aio::AsyncSharedReceiveQueue, owned::BufferPool};
     /// # async fn f(srq: &AsyncSharedReceiveQueue, pool: &BufferPool) -> Result<(), Box<dyn std::error::Error>> {
-    /// let received = srq.recv(pool.take().ok_or("no buffer left")?).await?;
+    /// let received = srq.recv(pool.take()?).await?;
     /// println!("{}: {:?}", received.outcome.qpn, &*received.memory);
     /// # Ok(()) }
     /// ```

@@ -268,7 +268,7 @@ impl Connector {
     ///     let mut qp: OwnedQueuePair<u32> = cq.adopt(qp)?;
     ///     route.init_qp(&qp)?;
     ///     let mut receives = qp.recv_batch()?;
-    ///     while let Some(buffer) = pool.take() {
+    ///     while let Ok(buffer) = pool.take() {
     ///         receives.push(buffer, 0)?;
     ///     }
     ///     receives.ring()?;

@@ -62,7 +62,7 @@ pub(super) struct BufferRange {
 /// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
 /// # let pd = context.alloc_pd()?;
 /// let pool = pd.buffer_pool_builder(4096).count(256).build()?;
-/// let mut buffer = pool.take().expect("255 more are there");
+/// let mut buffer = pool.take()?;
 /// buffer[..5].copy_from_slice(b"hello");
 /// buffer.set_len(5);
 /// # Ok(()) }
@@ -177,30 +177,43 @@ fn huge_page_size_in(text: &str) -> usize {
 }
 
 impl BufferPool {
-    /// Takes a buffer out of the pool; `None` when all are taken. It holds what its last owner left in it.
+    /// Takes a buffer out of the pool. It holds what its last owner left in it.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::PoolEmpty`] while all are taken.
     #[inline]
-    pub fn take(&self) -> Option<Buffer> {
+    pub fn take(&self) -> std::result::Result<Buffer, BufferError> {
         let length = self.slab.size();
-        self.slab.take().map(|whole| Buffer { whole, offset: 0, length })
+        let whole = self.slab.take().ok_or(BufferError::PoolEmpty)?;
+        Ok(Buffer { whole, offset: 0, length })
     }
 
-    /// Takes a buffer and copies `bytes` into it. `None` when all are taken, and when the bytes are more than
-    /// [`buffer_size`](Self::buffer_size), which no buffer ever takes:
+    /// Takes a buffer and copies `bytes` into it.
     ///
     /// ```no_run
-    /// # use uverbs::owned::{Buffer, BufferPool};
-    /// # fn f(pool: &BufferPool, message: &[u8]) -> Result<Buffer, &'static str> {
-    /// if message.len() > pool.buffer_size() {
-    ///     return Err("split the message");
+    /// # use uverbs::owned::{BufferError, BufferPool};
+    /// # fn f(pool: &BufferPool, message: &[u8]) -> Result<(), BufferError> {
+    /// match pool.copy(message) {
+    ///     Ok(buffer) => println!("{} bytes to send", buffer.len()),
+    ///     Err(BufferError::PoolEmpty) => println!("wait until a request is over"),
+    ///     Err(BufferError::TooLong { size, .. }) => println!("split it after {size} bytes"),
+    ///     Err(other) => return Err(other),
     /// }
-    /// pool.copy(message).ok_or("wait until a buffer comes back")
-    /// # }
+    /// # Ok(()) }
     /// ```
-    pub fn copy(&self, bytes: &[u8]) -> Option<Buffer> {
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError::PoolEmpty`] while all are taken; [`BufferError::TooLong`] for more bytes than
+    /// [`buffer_size`](Self::buffer_size).
+    pub fn copy(&self, bytes: &[u8]) -> std::result::Result<Buffer, BufferError> {
         let mut buffer = self.take()?;
-        buffer.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        buffer.set_len(bytes.len());
-        Some(buffer)
+        let (length, size) = (bytes.len(), buffer.len());
+        let room = buffer.get_mut(..length).ok_or(BufferError::TooLong { length, size })?;
+        room.copy_from_slice(bytes);
+        buffer.set_len(length);
+        Ok(buffer)
     }
 
     /// Bytes that each buffer holds: the size that was asked for, rounded up to a multiple of 64.
@@ -216,6 +229,49 @@ impl BufferPool {
     /// How many buffers are in the pool right now. Looks at each buffer.
     pub fn idle(&self) -> usize {
         self.slab.idle()
+    }
+}
+
+/// Why a pool gave no buffer.
+///
+/// Example: [`BufferPool::copy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BufferError {
+    /// All buffers are taken; one comes back when its holder drops it, or when its request is over.
+    PoolEmpty,
+    /// No buffer of the pool takes so many bytes.
+    TooLong {
+        /// The bytes to copy.
+        length: usize,
+        /// The bytes that a buffer holds.
+        size: usize,
+    },
+}
+
+impl fmt::Display for BufferError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BufferError::PoolEmpty => f.write_str(
+                "all buffers of the pool are taken: wait until a request is over, or give the pool more",
+            ),
+            BufferError::TooLong { length, size } => {
+                let [length, size] = [length, size].map(|&bytes| ByteCount::of(bytes));
+                write!(f, "{length} exceed the {size} of a buffer")
+            }
+        }
+    }
+}
+
+impl std::error::Error for BufferError {}
+
+impl From<BufferError> for Error {
+    fn from(error: BufferError) -> Error {
+        let errno = match error {
+            BufferError::PoolEmpty => Errno::NOBUFS,
+            BufferError::TooLong { .. } => Errno::MSGSIZE,
+        };
+        Error::new(VERB, errno).detail(error.to_string())
     }
 }
 

@@ -221,7 +221,7 @@ impl<T> OwnedCompletionQueue<T> {
     /// let mut srq = cq.adopt_srq(pd.srq_builder(64).xrc(xrcd, cq.queue()).build()?)?;
     /// let target = xrcd.create_target()?;
     /// let mut batch = srq.batch()?;
-    /// batch.push(pool.take().ok_or("no buffer left")?, 1)?;
+    /// batch.push(pool.take()?, 1)?;
     /// batch.ring()?;
     /// # let _ = target; Ok(()) }
     /// ```

@@ -38,7 +38,7 @@ use std::sync::Arc;
 /// println!("room for {} sends and {} receives", qp.send_room(), qp.recv_room());
 /// println!("{} buffers of {} bytes are idle", pool.idle(), pool.buffer_size());
 /// let mut receives = qp.recv_batch()?;
-/// while let Some(buffer) = pool.take() {
+/// while let Ok(buffer) = pool.take() {
 ///     receives.push(buffer, 0)?;
 /// }
 /// println!("{} receives, none: {}", receives.len(), receives.is_empty());
@@ -543,7 +543,7 @@ pub(super) fn append<S: Sharing>(
 /// # use uverbs::{PostError, owned::{BufferPool, OwnedQueuePair, OwnedRecvBatch}};
 /// # fn f(qp: &mut OwnedQueuePair<u32>, pool: &BufferPool) -> uverbs::Result<u32> {
 /// let mut batch: OwnedRecvBatch<'_, u32> = qp.recv_batch()?;
-/// while let Some(buffer) = pool.take() {
+/// while let Ok(buffer) = pool.take() {
 ///     if let Err(refused) = batch.push(buffer, batch.len()) {
 ///         if refused.error != PostError::Full {
 ///             return Err(refused.into());

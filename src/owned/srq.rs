@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(&srq).build()?;
 /// let qp = cq.adopt_on(qp, &srq)?;
 /// let mut batch = srq.batch()?;
-/// batch.push(pool.take().ok_or("no buffer left")?, 1)?;
+/// batch.push(pool.take()?, 1)?;
 /// batch.ring()?;
 /// # let _ = qp; Ok(()) }
 /// ```

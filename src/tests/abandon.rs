@@ -126,7 +126,7 @@ fn other_threads_may_drop_slices_of_a_buffer_in_flight() {
     thread::spawn(move || drop(done)).join().unwrap();
     assert_eq!(owned.pool.idle(), 8);
     // It has one holder, who may write it.
-    let mut buffers: Vec<_> = std::iter::from_fn(|| owned.pool.take()).collect();
+    let mut buffers: Vec<_> = std::iter::from_fn(|| owned.pool.take().ok()).collect();
     assert_eq!(buffers.len(), 8);
     buffers.iter_mut().for_each(|buffer| buffer.fill(1));
 }

@@ -220,7 +220,7 @@ fn an_inbox_has_receives_posted_when_it_is_made<S: Kind>() {
     let mut inbox = futures.qp.inbox(&futures.pool, 2);
     assert_eq!(posted(&futures), 0);
     futures.bring_up();
-    assert_eq!(inbox.refill(&mut cx()), 2);
+    assert_eq!(inbox.fill(), 2);
     // A shared receive queue has no state.
     let srq = futures.pd.srq_builder(4).build().unwrap();
     let handle = srq.handle();
@@ -234,7 +234,7 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let room = futures.qp.caps().max_recv_wr as usize;
     let mut inbox = futures.qp.inbox(&futures.pool, 2 * room);
-    assert_eq!(inbox.refill(&mut cx()), room);
+    assert_eq!(inbox.fill(), room);
     for round in 0..4 * room {
         futures.complete(Role::Recv, WcStatus::SUCCESS);
         let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("{round}") };
@@ -256,12 +256,12 @@ fn a_message_shows_no_byte_that_did_not_arrive<S: Kind>() {
     let (recv, imm) = (WcOpcode::RECV.0, WcOpcode::RECV_WRITE_IMM.0);
     // The last length is beyond the buffer.
     for (opcode, byte_len, shown) in [(recv, 5, 5), (imm, 21, 0), (recv, 0, 0), (recv, 999, 64)] {
-        assert_eq!(inbox.refill(&mut cx()), 1);
+        assert_eq!(inbox.fill(), 1);
         futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len, ..wc(0, 0) });
         let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("no message") };
         assert_eq!((message.buffer.len(), message.outcome.byte_len), (shown, byte_len), "{opcode}");
     }
-    assert_eq!(inbox.refill(&mut cx()), 1);
+    assert_eq!(inbox.fill(), 1);
     let failed = ib_uverbs_wc { status: WcStatus::LOC_LEN_ERR.0, byte_len: 21, ..wc(0, 0) };
     futures.complete_as(Role::Recv, failed);
     let Poll::Ready(Err(error)) = inbox.poll_next(&mut cx()) else { panic!("no error") };
@@ -277,7 +277,7 @@ fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
     futures.qp = futures.cq.adopt(builder.build().unwrap()).unwrap();
     futures.bring_up();
     let mut inbox = futures.qp.inbox(&pool, 1);
-    assert_eq!(inbox.refill(&mut cx()), 1);
+    assert_eq!(inbox.fill(), 1);
     let opcode = WcOpcode::RECV.0;
     futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len: 45, ..wc(0, 0) });
     let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("no message") };
@@ -288,7 +288,7 @@ fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
 fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
-    assert_eq!(inbox.refill(&mut cx()), 3);
+    assert_eq!(inbox.fill(), 3);
     #[cfg(feature = "stream")]
     assert!(!futures_core::FusedStream::is_terminated(&inbox));
     futures.complete(Role::Recv, WcStatus::LOC_LEN_ERR);
@@ -300,7 +300,7 @@ fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
     for _ in 0..3 {
         assert_eq!(next(), OpErrorKind::Earlier(WcStatus::LOC_LEN_ERR));
     }
-    assert_eq!(inbox.refill(&mut cx()), 0);
+    assert_eq!(inbox.fill(), 0);
     #[cfg(feature = "stream")]
     {
         use futures_core::{FusedStream, Stream};
@@ -328,12 +328,12 @@ fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
 fn an_inbox_whose_driver_has_ended_repeats_its_error<S: Kind>() {
     let futures = Futures::<S>::of();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
-    assert_eq!(inbox.refill(&mut cx()), 3);
+    assert_eq!(inbox.fill(), 3);
     drop(futures.driver);
     for _ in 0..5 {
         let Poll::Ready(Err(error)) = inbox.poll_next(&mut cx()) else { panic!("it waits") };
         assert_eq!(error.kind, OpErrorKind::DriverGone);
-        assert_eq!(inbox.refill(&mut cx()), 0, "no receive is kept for the next call");
+        assert_eq!(inbox.fill(), 0, "no receive is kept for the next call");
     }
     #[cfg(feature = "stream")]
     assert!(futures_core::FusedStream::is_terminated(&inbox));

@@ -38,13 +38,13 @@ async fn tell_and_write<S: uverbs::aio::Locking>(
     target: &Half,
 ) -> Verdict {
     let theirs = target.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64)?;
-    poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+    inbox.fill();
     first.qp.send(first.pool.copy(SECRET).expect("a buffer")).await?;
     let message = inbox.next().await?;
     assert_eq!(&message.buffer[..], SECRET);
     assert_eq!(message.outcome.filled(), SECRET.len());
     drop(message);
-    poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+    inbox.fill();
     let write = SendWr::write_imm(theirs.remote(0)?, &[], 7);
     let text = second.pool.copy(&[b'x'; SECRET.len()]).expect("a buffer");
     second.qp.post(write, text).await?;
@@ -142,7 +142,7 @@ fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
         let pool = b.pd.buffer_pool_builder(128).count(1).build()?;
         pool.take().expect("a buffer").fill(0xee);
         let mut inbox = receiver.inbox(&pool, 1);
-        poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+        inbox.fill();
         let ah = supported(a.pd.create_ah(&sender.path_to(there)?), Capability::Ah)?;
         let to = Destination::new(&ah, there.qpn, there.qkey);
         sender.post(SendWr::send(&[]).to(to), a.pool.copy(b"datagram").expect("a buffer")).await?;

@@ -308,7 +308,7 @@ fn no_memory_is_freed_while_the_peer_writes_it() -> Verdict {
             drop(qp);
             assert_eq!(pool.idle(), 64);
             // From now on only this process writes them.
-            let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+            let mut all: Vec<_> = std::iter::from_fn(|| pool.take().ok()).collect();
             all.iter_mut().for_each(|buffer| buffer.fill(1));
             std::thread::sleep(crate::pair::SILENCE);
             assert!(all.iter().all(|buffer| buffer.iter().all(|byte| *byte == 1)));
@@ -469,7 +469,7 @@ fn one_thread_posts_while_another_polls() -> Verdict {
         });
         let post_receives = scope.spawn(|| {
             for tag in 0..MESSAGES {
-                let mut memory = until_some(|| boxes.take());
+                let mut memory = until_some(|| boxes.take().ok());
                 loop {
                     let mut batch = receiver.recv_batch()?;
                     match batch.push(memory, tag) {
@@ -483,7 +483,7 @@ fn one_thread_posts_while_another_polls() -> Verdict {
             Ok::<_, crate::verdict::Stop>(())
         });
         for tag in 0..MESSAGES {
-            let mut memory = until_some(|| texts.copy(&tag.to_ne_bytes()));
+            let mut memory = until_some(|| texts.copy(&tag.to_ne_bytes()).ok());
             loop {
                 let mut batch = sender.send_batch()?;
                 match batch.push(SendWr::send(&[]), memory, tag) {
@@ -548,7 +548,7 @@ fn huge_pages_carry_messages() -> Verdict {
     // A huge page may be larger than the limit of locked memory.
     assert_eq!(env::pinned_bytes()? - pinned, 16 * 4096);
     // The last is not in the page that the first is in, were pages small.
-    let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take().ok()).collect();
     assert_eq!(buffers.len(), 16);
     let (mut first, mut last) = (buffers.swap_remove(0), buffers.pop().expect("more than one"));
     first.copy_from_slice(&pattern::bytes(7, 4096));

@@ -197,7 +197,7 @@ impl Sender {
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let bytes = message(number, length);
-        let mut op = self.qp.send(self.pool.copy(&bytes).ok_or("no buffer is left")?);
+        let mut op = self.qp.send(self.pool.copy(&bytes)?);
         let note = |fate| self.fates.lock().expect("no panic").push((number, fate));
         let late = "a send does not end";
         let sent = match dice.below(5) {

@@ -157,7 +157,7 @@ impl Client {
         let mut pushed = Vec::new();
         let before = (self.next, self.newest);
         for _ in 0..1 + dice.below(5) {
-            let Some(mut buffer) = self.pool.take() else { break };
+            let Ok(mut buffer) = self.pool.take() else { break };
             let at = |word: usize| server.region.remote(8 * word);
             let (wr, kind) = match dice.below(10) {
                 0..4 => {

@@ -109,8 +109,8 @@ impl Server {
             drop(buffer);
             buffer = loop {
                 match self.pool.take() {
-                    Some(buffer) => break buffer,
-                    None => sleep(Duration::from_millis(1)).await,
+                    Ok(buffer) => break buffer,
+                    Err(_) => sleep(Duration::from_millis(1)).await,
                 }
             };
         }

@@ -70,14 +70,14 @@ impl Publisher {
     /// Publishes a record, with a bug: nothing orders the writes of two queue pairs. That some polls pass between them
     /// hides it as long as the network loses nothing.
     pub(crate) fn publish(&mut self, reader: &Reader, number: u64) -> Result<()> {
-        let record = self.pool.copy(&bytes(number, RECORD)).ok_or("no buffer is left")?;
+        let record = self.pool.copy(&bytes(number, RECORD))?;
         let mut batch = self.records.send_batch()?;
         batch.push(SendWr::write(reader.memory.remote(0)?, &[]), record, ())?;
         batch.ring()?;
         for _ in 0..8 {
             self.reap()?;
         }
-        let flag = self.pool.copy(&bytes(number, 1)).ok_or("no buffer is left")?;
+        let flag = self.pool.copy(&bytes(number, 1))?;
         let mut batch = self.flags.send_batch()?;
         batch.push(SendWr::write(reader.memory.remote(8 * FLAG)?, &[]), flag, ())?;
         batch.ring()?;
@@ -86,8 +86,8 @@ impl Publisher {
 
     /// Publishes a record: a reliable connection carries its writes out in their order.
     pub(crate) fn publish_in_order(&mut self, reader: &Reader, number: u64) -> Result<()> {
-        let record = self.pool.copy(&bytes(number, RECORD)).ok_or("no buffer is left")?;
-        let flag = self.pool.copy(&bytes(number, 1)).ok_or("no buffer is left")?;
+        let record = self.pool.copy(&bytes(number, RECORD))?;
+        let flag = self.pool.copy(&bytes(number, 1))?;
         let mut batch = self.records.send_batch()?;
         batch.push(SendWr::write(reader.memory.remote(0)?, &[]), record, ())?;
         batch.push(SendWr::write(reader.memory.remote(8 * FLAG)?, &[]), flag, ())?;

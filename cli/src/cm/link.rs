@@ -59,7 +59,7 @@ impl Link {
     }
 
     pub(super) fn buffer(&self) -> Result<Buffer> {
-        self.pool.take().ok_or_else(|| Failure::run("no buffer is left"))
+        self.pool.take().map_err(|error| Failure::run(error.to_string()))
     }
 
     /// Posts the receive of a message.

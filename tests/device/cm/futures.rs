@@ -87,8 +87,8 @@ impl Worker {
     /// Sends a message and waits until it comes back; then closes the connection.
     async fn ask(&self, at: SocketAddr, text: &str) -> Verdict {
         let (qp, connection) = self.connect(at).await?;
-        let buffer = self.pool.copy(text.as_bytes()).ok_or_else(|| Stop::fail("no buffer"))?;
-        let answer = self.pool.take().ok_or_else(|| Stop::fail("no buffer"))?;
+        let buffer = self.pool.copy(text.as_bytes())?;
+        let answer = self.pool.take()?;
         let (answer, sent) = tokio::join!(qp.recv(answer), qp.send(buffer));
         sent?;
         assert_eq!(&answer?.memory[..], text.as_bytes());
@@ -99,7 +99,7 @@ impl Worker {
 
     /// Sends one message back, and waits until the peer closes the connection.
     async fn echo(&self, request: ConnectRequest) -> Verdict {
-        let buffer = self.pool.take().ok_or_else(|| Stop::fail("no buffer"))?;
+        let buffer = self.pool.take()?;
         let (qp, connection) = self.accept(request).await?;
         let message = qp.recv(buffer).await?;
         // The peer closes as soon as it has the answer, which soft-RoCE may then leave without acknowledgement.
@@ -197,7 +197,7 @@ fn end_of_a_connection_wakes_its_tasks() -> Verdict {
             server.accept(listener.next_request().await?).await
         });
         let ((_client_qp, connection), (server_qp, accepted)) = (connected?, request?);
-        let buffer = server.pool.take().ok_or_else(|| Stop::fail("no buffer"))?;
+        let buffer = server.pool.take()?;
         let wait = async {
             // rxe flushes what was posted before the queue pair went to ERR, and leaves later receives.
             let mut received = pin!(server_qp.recv(buffer));
@@ -228,12 +228,12 @@ impl Worker {
     }
 
     fn buffer(&self, text: &[u8]) -> Verdict<Buffer> {
-        self.pool.copy(text).ok_or_else(|| Stop::fail("no buffer"))
+        self.pool.copy(text).map_err(|error| Stop::fail(error.to_string()))
     }
 
     /// A buffer to receive into.
     fn room(&self) -> Verdict<Buffer> {
-        self.pool.take().ok_or_else(|| Stop::fail("no buffer"))
+        self.pool.take().map_err(|error| Stop::fail(error.to_string()))
     }
 
     fn listen_for_datagrams(&self) -> Verdict<(AsyncListener, SocketAddr)> {

@@ -52,7 +52,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     let deadline = deadline();
     while !is_taken(&a.context, deadline)? {
         let mut batch = a.qp.send_batch()?;
-        while let Some(buffer) = a.pool.take() {
+        while let Ok(buffer) = a.pool.take() {
             match batch.push(SendWr::write(remote, &[]), buffer, 0).map_err(|refused| refused.error)
             {
                 Ok(()) => {}

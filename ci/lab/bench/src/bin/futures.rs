@@ -43,7 +43,7 @@ fn connect(one: &QpControl, other: &QpControl, gid: u32) -> Result<(), Failure> 
 /// Buffers that no request has.
 fn buffers<S: Sharing>(pd: &ProtectionDomain<S>) -> Result<(BufferPool, Vec<Buffer>), Failure> {
     let pool = pd.buffer_pool_builder(BYTES).count(RUN as usize).build()?;
-    let buffers = (0..RUN).filter_map(|_| pool.take()).collect();
+    let buffers = (0..RUN).filter_map(|_| pool.take().ok()).collect();
     Ok((pool, buffers))
 }
 

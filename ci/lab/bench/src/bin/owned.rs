@@ -191,7 +191,7 @@ impl Owned {
         connect(&one, &other, gid)?;
         let pool = pd.buffer_pool_builder(BYTES).count(4 * RUN as usize).build()?;
         let mut buffers = Vec::with_capacity(4 * RUN as usize);
-        buffers.extend((0..2 * RUN).filter_map(|_| pool.take()));
+        buffers.extend((0..2 * RUN).filter_map(|_| pool.take().ok()));
         Ok(Owned { one, other, cq, pool, buffers })
     }
 
@@ -255,7 +255,7 @@ impl Owned {
     #[inline(never)]
     fn take_and_return(&mut self) -> Result<(), Failure> {
         for _ in 0..RUN {
-            black_box(self.pool.take().ok_or("no buffer left")?);
+            black_box(self.pool.take()?);
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Owned {
     fn refill(&mut self) {
         self.buffers.truncate(2 * RUN as usize);
         let missing = 2 * RUN as usize - self.buffers.len();
-        self.buffers.extend((0..missing).filter_map(|_| self.pool.take()));
+        self.buffers.extend((0..missing).filter_map(|_| self.pool.take().ok()));
     }
 
     /// Takes what is there.

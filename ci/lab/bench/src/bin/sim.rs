@@ -280,7 +280,7 @@ fn tasks(mode: Mode) -> Result<Run> {
     let mut to_a = a.inbox(&a_pool, 4);
     let to_b = b.inbox(&b_pool, 4);
     let mut kept = Some((b, to_b));
-    let mut buffer = Some(a_pool.copy(b"hi").ok_or("no buffer")?);
+    let mut buffer = Some(a_pool.copy(b"hi")?);
     timed(2_000, |rounds| {
         event_loop.block_on(async {
             let (b, mut to_b) = kept.take().ok_or("no peer")?;
