@@ -34,14 +34,14 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
     let pool = pd.buffer_pool_builder(64).count(RECEIVES as usize + 8).build()?;
     let mut inbox = srq.inbox(&pool, RECEIVES as usize);
 
-    let gid = here.default_gid(1)?.index;
+    let gid = here.default_gid(1)?;
     let (mut servers, mut tasks) = (HashMap::new(), Vec::new());
     for id in 0..clients {
         let server = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
         let server = cq.adopt_on(server, &srq)?;
         let builder = their_pd.qp_builder(&their_cq, &their_cq, QpType::RC);
         let qp = their_cq.adopt(builder.max_send_wr(8).max_inline_data(64).build()?)?;
-        let ends = (server.endpoint(1, gid)?, qp.endpoint(1, gid)?);
+        let ends = (server.endpoint(&gid)?, qp.endpoint(&gid)?);
         server.handshake(&ends.1)?;
         qp.handshake(&ends.0)?;
         servers.insert(server.qpn(), (id, server));

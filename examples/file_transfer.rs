@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::tokio::{accept, connect};
-use uverbs::{Context, ProtectionDomain, QpType, SendWr};
+use uverbs::{Context, GidEntry, ProtectionDomain, QpType, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -26,13 +26,13 @@ const PIECE: usize = 64 * 1024;
 /// Pieces under way.
 const AHEAD: usize = 16;
 
-fn open() -> Result<(ProtectionDomain, AsyncQueuePair, u32)> {
+fn open() -> Result<(ProtectionDomain, AsyncQueuePair, GidEntry)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = context.cq_builder(256).spawn()?;
     let depth = AHEAD as u32;
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(depth).max_recv_wr(depth).build()?;
-    Ok((pd, cq.adopt(qp)?, context.default_gid(1)?.index))
+    Ok((pd, cq.adopt(qp)?, context.default_gid(1)?))
 }
 
 /// A line that says how far it is.
@@ -86,7 +86,7 @@ async fn send(path: &str, address: &str) -> Result<()> {
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     let total = file.metadata()?.len();
     let pool = pd.buffer_pool_builder(PIECE).count(AHEAD).build()?;
-    let stream = connect(&qp, address, 1, gid).await;
+    let stream = connect(&qp, address, &gid).await;
     let mut stream = stream.map_err(|error| format!("{address}: {error}"))?;
     stream.write_u64(total).await?;
     let (mut progress, mut read, mut sent) = (Progress::new(total), 0, 0);
@@ -120,7 +120,7 @@ async fn send(path: &str, address: &str) -> Result<()> {
 async fn receive(path: &str, listener: TcpListener) -> Result<()> {
     let (pd, qp, gid) = open()?;
     let pool = pd.buffer_pool_builder(PIECE).count(AHEAD).build()?;
-    let mut stream = accept(&qp, &listener, 1, gid).await?;
+    let mut stream = accept(&qp, &listener, &gid).await?;
     let total = stream.read_u64().await?;
     // A file that is there already stays.
     let file = File::create_new(path).map_err(|error| format!("{path}: {error}"))?;

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::tokio::{accept, connect};
 use uverbs::owned::Buffer;
-use uverbs::{Access, Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey};
+use uverbs::{Access, Context, GidEntry, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -20,12 +20,12 @@ const ENTRIES: usize = 256;
 const WORDS: usize = 14;
 const ENTRY: usize = WORDS + 2;
 
-fn open() -> Result<(Context, ProtectionDomain, AsyncQueuePair, u32)> {
+fn open() -> Result<(Context, ProtectionDomain, AsyncQueuePair, GidEntry)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = context.cq_builder(64).spawn()?;
     let qp = cq.adopt(pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).build()?)?;
-    let gid = context.default_gid(1)?.index;
+    let gid = context.default_gid(1)?;
     Ok((context, pd, qp, gid))
 }
 
@@ -47,7 +47,7 @@ async fn serve(listener: TcpListener) -> Result<()> {
     for key in 0..ENTRIES {
         put(&mut table, key, 1)?;
     }
-    let mut stream = accept(&qp, &listener, 1, gid).await?;
+    let mut stream = accept(&qp, &listener, &gid).await?;
     let Remote { addr, rkey } = table.remote(0)?;
     stream.write_u64(addr).await?;
     stream.write_u32(rkey.0).await?;
@@ -100,7 +100,7 @@ async fn run(reads: usize) -> Result<()> {
 
     let (_context, pd, qp, gid) = open()?;
     let pool = Arc::new(pd.buffer_pool_builder(ENTRY * 8).count(8).build()?);
-    let mut stream = connect(&qp, address, 1, gid).await?;
+    let mut stream = connect(&qp, address, &gid).await?;
     let table = learn(&mut stream).await?;
     let started = Instant::now();
     let tasks: Vec<_> = (0..8)

@@ -60,8 +60,8 @@ impl Core {
             let Core { worker, domain, client, server } = self;
             let (cq, _driver) = worker.spawn_local()?;
             let (client, server) = (cq.adopt(client)?, cq.adopt(server)?);
-            let gid = client.context().default_gid(1)?.index;
-            let (here, there) = (client.endpoint(1, gid)?, server.endpoint(1, gid)?);
+            let gid = client.context().default_gid(1)?;
+            let (here, there) = (client.endpoint(&gid)?, server.endpoint(&gid)?);
             client.handshake(&there)?;
             server.handshake(&here)?;
             let pool = domain.buffer_pool_builder(SIZE).count(4 * DEPTH as usize).build()?;

@@ -56,8 +56,8 @@ impl Worker {
         let cq = context.cq_builder(DEPTH).parent_domain(&domain).build()?;
         let qp = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(DEPTH).build()?;
         let peer = domain.qp_builder(&cq, &cq, QpType::RC).build()?;
-        let gid = context.default_gid(1)?.index;
-        let (here, there) = (qp.endpoint(1, gid)?, peer.endpoint(1, gid)?);
+        let gid = context.default_gid(1)?;
+        let (here, there) = (qp.endpoint(&gid)?, peer.endpoint(&gid)?);
         qp.handshake(&there)?;
         peer.handshake(&here)?;
         let (mut source, target) = (

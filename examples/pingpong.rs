@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::AsyncQueuePair;
-use uverbs::aio::tokio::{Registered, handshake};
+use uverbs::aio::tokio::{HANDSHAKE_TIMEOUT, Registered, handshake};
 use uverbs::{Context, Device, Handshake, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -106,8 +106,8 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_recv_wr(4).build()?;
     let qp = cq.adopt(qp)?;
     let gid = match gid {
-        Some(gid) => gid,
-        None => context.default_gid(1)?.index,
+        Some(index) => context.query_gid(1, index)?,
+        None => context.default_gid(1)?,
     };
     let client = host.is_some();
     let mut stream = match (host, listener) {
@@ -118,7 +118,7 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
         (None, Some(listener)) => listener.accept().await?.0,
         (None, None) => TcpListener::bind(("0.0.0.0", port)).await?.accept().await?.0,
     };
-    handshake(&qp, &stream, 1, gid, &Handshake::new()).await?;
+    handshake(&qp, &stream, &gid, &Handshake::new(), HANDSHAKE_TIMEOUT).await?;
     let mut inbox = qp.inbox(&pool, 4);
     let posted = inbox.fill();
     stream.write_u8(posted as u8).await?;

@@ -37,8 +37,8 @@ fn run() -> Result<()> {
     let mut cq = context.cq_builder(4).build()?;
     let mut sensor = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(2).build()?;
     let collector = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
-    let gid = context.default_gid(1)?.index;
-    let (here, there) = (sensor.endpoint(1, gid)?, collector.endpoint(1, gid)?);
+    let gid = context.default_gid(1)?;
+    let (here, there) = (sensor.endpoint(&gid)?, collector.endpoint(&gid)?);
     sensor.handshake(&there)?;
     collector.handshake(&here)?;
 

@@ -31,8 +31,8 @@ fn run() -> Result<()> {
 
     let mut requester = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let responder = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
-    let gid = context.default_gid(1)?.index;
-    let (here, there) = (requester.endpoint(1, gid)?, responder.endpoint(1, gid)?);
+    let gid = context.default_gid(1)?;
+    let (here, there) = (requester.endpoint(&gid)?, responder.endpoint(&gid)?);
     requester.handshake(&there)?;
     responder.handshake(&here)?;
 

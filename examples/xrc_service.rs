@@ -102,7 +102,7 @@ fn serve(context: &Context, path: &Path) -> Result<()> {
     let mut cq = context.cq_builder(4).build()?;
     let builder = pd.qp_builder(&cq, &cq, QpType::XRC_INI).max_send_wr(2);
     let mut initiator = builder.max_inline_data(SIZE as u32).build()?;
-    let endpoint = initiator.endpoint(1, context.default_gid(1)?.index)?;
+    let endpoint = initiator.endpoint(&context.default_gid(1)?)?;
     let target = endpoint_of(&first.expect("endpoint")?)?;
     writeln!(first.to, "{}", hex(&endpoint.to_bytes()))?;
     initiator.handshake(&target)?;
@@ -138,7 +138,7 @@ fn worker(path: &Path, has_target: bool) -> Result<()> {
 
     let target = if has_target { Some(domain.create_target()?) } else { None };
     if let Some(target) = &target {
-        let endpoint = target.endpoint(1, context.default_gid(1)?.index)?;
+        let endpoint = target.endpoint(&context.default_gid(1)?)?;
         println!("endpoint {}", hex(&endpoint.to_bytes()));
         let mut line = String::new();
         stdin().read_line(&mut line)?;

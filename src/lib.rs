@@ -55,8 +55,8 @@
 //!
 //!     let mut left = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 //!     let mut right = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
-//!     let gid = context.default_gid(1)?.index;
-//!     let (here, there) = (left.endpoint(1, gid)?, right.endpoint(1, gid)?);
+//!     let gid = context.default_gid(1)?;
+//!     let (here, there) = (left.endpoint(&gid)?, right.endpoint(&gid)?);
 //!     left.handshake(&there)?;
 //!     right.handshake(&here)?;
 //!

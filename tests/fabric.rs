@@ -95,7 +95,10 @@ impl Side {
 
 fn couple(fabric: &Fabric) -> Result<(Side, Side)> {
     let (a, b) = (Side::new(&open(fabric, 0)?)?, Side::new(&open(fabric, 1)?)?);
-    let (at_a, at_b) = (a.qp.endpoint(1, 3)?, b.qp.endpoint(1, 3)?);
+    let (at_a, at_b) = (
+        a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
+        b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
+    );
     a.qp.handshake(&at_b)?;
     b.qp.handshake(&at_a)?;
     Ok((a, b))
@@ -439,7 +442,10 @@ fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
         };
         let (a, a_pool) = create(&open(fabric, 0)?)?;
         let (b, b_pool) = create(&open(fabric, 1)?)?;
-        let (at_a, at_b) = (a.endpoint(1, 3)?, b.endpoint(1, 3)?);
+        let (at_a, at_b) = (
+            a.endpoint(&a.context().query_gid(1, 3)?)?,
+            b.endpoint(&b.context().query_gid(1, 3)?)?,
+        );
         a.handshake(&at_b)?;
         b.handshake(&at_a)?;
         let (mut to_a, mut to_b) = (a.inbox(&a_pool, 4), b.inbox(&b_pool, 4));

@@ -54,7 +54,10 @@ impl End {
 
     fn pair(fabric: &Fabric) -> Result<(End, End)> {
         let (a, b) = (End::new(fabric, "left")?, End::new(fabric, "right")?);
-        let (at_a, at_b) = (a.qp.endpoint(1, 3)?, b.qp.endpoint(1, 3)?);
+        let (at_a, at_b) = (
+            a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
+            b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
+        );
         a.qp.handshake(&at_b)?;
         b.qp.handshake(&at_a)?;
         Ok((a, b))
@@ -710,7 +713,10 @@ fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
     assert_eq!((port.link_layer, port.lid, port.pkey_table_len), (LinkLayer::INFINIBAND, 2, 2));
     assert!(!port.grh_required);
     let [mut a, mut b] = ["left", "right"].map(|name| End::new(&fabric, name).unwrap());
-    let (at_a, at_b) = (a.qp.endpoint(1, 0)?, b.qp.endpoint(1, 0)?);
+    let (at_a, at_b) = (
+        a.qp.endpoint(&a.qp.context().query_gid(1, 0)?)?,
+        b.qp.endpoint(&b.qp.context().query_gid(1, 0)?)?,
+    );
     let options = Handshake::new().pkey_index(1);
     a.qp.handshake_with(&at_b, &options)?;
     b.qp.handshake_with(&at_a, &options)?;
@@ -870,7 +876,10 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
             pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).max_recv_wr(4).build()
         };
         let (mut qp, capacity) = (cq.adopt(build(&cq)?)?, cq.queue().capacity());
-        let (here, there) = (qp.endpoint(1, 3)?, peer.qp.endpoint(1, 3)?);
+        let (here, there) = (
+            qp.endpoint(&qp.context().query_gid(1, 3)?)?,
+            peer.qp.endpoint(&peer.qp.context().query_gid(1, 3)?)?,
+        );
         qp.handshake(&there)?;
         peer.qp.handshake(&here)?;
         let mut batch = qp.recv_batch()?;

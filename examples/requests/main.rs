@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::Inbox;
-use uverbs::aio::tokio::handshake;
+use uverbs::aio::tokio::{HANDSHAKE_TIMEOUT, handshake};
 use uverbs::owned::Buffer;
 use uverbs::{Context, Device, Handshake, QpType};
 
@@ -34,11 +34,11 @@ async fn open(stream: &mut TcpStream) -> Result<(Channel, Inbox)> {
     let (cq, _driver) = context.cq_builder(16 * DEPTH as u32).spawn()?;
     let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(2 * DEPTH as u32);
     let qp = cq.adopt(builder.max_recv_wr(DEPTH as u32).max_inline_data(128).build()?)?;
-    let gid = context.default_gid(1)?.index;
+    let gid = context.default_gid(1)?;
     let channel = Channel::new(&pd, qp.clone())?;
     // A frame that finds no receive fails: none does.
     let hasty = Handshake::new().rnr_retry(0).timeout(14).retry_count(3);
-    handshake(&qp, stream, 1, gid, &hasty).await?;
+    handshake(&qp, stream, &gid, &hasty, HANDSHAKE_TIMEOUT).await?;
     // Nobody sends before both have posted their receives.
     let inbox = channel.receive().await?;
     stream.write_u8(b'P').await?;

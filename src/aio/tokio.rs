@@ -13,6 +13,7 @@ use crate::cq::CqBuilder;
 use crate::error::{Error, Result};
 use crate::events::async_event::AsyncEvent;
 use crate::pd::Exclusive;
+use crate::port::GidEntry;
 use crate::qp::{Endpoint, Handshake, QpControl};
 use crate::sync::fork::OwnedHere;
 use rustix::io::Errno;
@@ -326,9 +327,29 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// side sends its [`Endpoint`], moves its queue pair to RTS, and sends that it is ready. Afterwards the
 /// program may use the stream for something else.
 ///
-/// Receives can be posted after it returned; over RC a message waits for one. The peer has
-/// [`HANDSHAKE_TIMEOUT`] for all of its part; [`handshake_within`] takes another time. After an error the
-/// queue pair may have left state [`RESET`](crate::QpState::RESET): create another one for the next peer.
+/// Receives can be posted after it returned; over RC a message waits for one. The peer has `timeout` for all of its
+/// part, usually [`HANDSHAKE_TIMEOUT`]. After an error the queue pair may have left state
+/// [`RESET`](crate::QpState::RESET): create another one for the next peer.
+///
+/// A server whose clients may have to load a lot before their part:
+///
+/// ```no_run
+/// # use uverbs::{GidEntry, aio::AsyncQueuePair};
+/// # async fn f(qp: AsyncQueuePair, listener: tokio::net::TcpListener, gid: &GidEntry)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::{Errno, Handshake, aio::tokio::handshake};
+///
+/// let (stream, address) = listener.accept().await?;
+/// let limit = Duration::from_secs(120);
+/// match handshake(&qp, &stream, gid, &Handshake::new(), limit).await {
+///     Ok(peer) => println!("{address} is connected: {peer:?}"),
+///     // The queue pair goes with the client; the next client gets another one.
+///     Err(late) if late.errno() == Errno::TIMEDOUT => println!("{address} is too slow: {late}"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
 ///
@@ -342,52 +363,12 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub async fn handshake(
     qp: &QpControl,
     stream: &TcpStream,
-    port: u32,
-    gid_index: u32,
+    gid: &GidEntry,
     options: &Handshake,
-) -> Result<Endpoint> {
-    handshake_within(HANDSHAKE_TIMEOUT, qp, stream, port, gid_index, options).await
-}
-
-/// As [`handshake`], with a peer that has `timeout` for its part.
-///
-/// A server whose clients may have to load a lot before their part:
-///
-/// ```no_run
-/// # use uverbs::aio::AsyncQueuePair;
-/// # async fn f(qp: AsyncQueuePair, listener: tokio::net::TcpListener, gid_index: u32)
-/// # -> Result<(), Box<dyn std::error::Error>> {
-/// use std::time::Duration;
-/// use uverbs::{Errno, Handshake, aio::tokio::handshake_within};
-///
-/// let (stream, address) = listener.accept().await?;
-/// let limit = Duration::from_secs(120);
-/// match handshake_within(limit, &qp, &stream, 1, gid_index, &Handshake::new()).await {
-///     Ok(peer) => println!("{address} is connected: {peer:?}"),
-///     // The queue pair goes with the client; the next client gets another one.
-///     Err(late) if late.errno() == Errno::TIMEDOUT => println!("{address} is too slow: {late}"),
-///     Err(error) => return Err(error.into()),
-/// }
-/// # Ok(()) }
-/// ```
-///
-/// # Errors
-///
-/// As [`handshake`].
-///
-/// # Panics
-///
-/// As [`handshake`].
-pub async fn handshake_within(
     timeout: Duration,
-    qp: &QpControl,
-    stream: &TcpStream,
-    port: u32,
-    gid_index: u32,
-    options: &Handshake,
 ) -> Result<Endpoint> {
     let mut peer = Peer::new(stream, timeout);
-    let local = qp.endpoint(port, gid_index)?;
+    let local = qp.endpoint(gid)?;
     peer.send("this side's endpoint", &local.to_bytes()).await?;
     let mut bytes = [0; Endpoint::BYTES];
     peer.receive("its endpoint", &mut bytes).await?;
@@ -414,7 +395,7 @@ pub async fn handshake_within(
 
 /// Connects `qp` to the peer that [accepts](accept) at `address`. The peer has [`HANDSHAKE_TIMEOUT`] to accept,
 /// and the same time again for the handshake. To wait longer, connect a stream and call
-/// [`handshake_within`].
+/// [`handshake`].
 ///
 /// # Errors
 ///
@@ -426,8 +407,7 @@ pub async fn handshake_within(
 pub async fn connect(
     qp: &QpControl,
     address: impl ToSocketAddrs,
-    port: u32,
-    gid_index: u32,
+    gid: &GidEntry,
 ) -> Result<TcpStream> {
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, TcpStream::connect(address));
     let stream = stream.await.map_err(|_| {
@@ -435,7 +415,7 @@ pub async fn connect(
         Error::new("connect", Errno::TIMEDOUT).detail(detail)
     })?;
     let stream = stream.map_err(|error| failed("connect", &error))?;
-    handshake(qp, &stream, port, gid_index, &Handshake::new()).await?;
+    handshake(qp, &stream, gid, &Handshake::new(), HANDSHAKE_TIMEOUT).await?;
     Ok(stream)
 }
 
@@ -453,14 +433,9 @@ pub async fn connect(
 /// # Panics
 ///
 /// As [`handshake`].
-pub async fn accept(
-    qp: &QpControl,
-    listener: &TcpListener,
-    port: u32,
-    gid_index: u32,
-) -> Result<TcpStream> {
+pub async fn accept(qp: &QpControl, listener: &TcpListener, gid: &GidEntry) -> Result<TcpStream> {
     let (stream, _) = listener.accept().await.map_err(|error| failed("accept", &error))?;
-    handshake(qp, &stream, port, gid_index, &Handshake::new()).await?;
+    handshake(qp, &stream, gid, &Handshake::new(), HANDSHAKE_TIMEOUT).await?;
     Ok(stream)
 }
 

@@ -12,7 +12,7 @@ use crate::address_vector::{AddressVector, GlobalRoute};
 use crate::device_attr::AtomicCap;
 use crate::error::{Error, Result};
 use crate::number::{Gid, Psn, Qkey, Qpn, narrow};
-use crate::port::{LinkLayer, Mtu, PortAttr};
+use crate::port::{GidEntry, LinkLayer, Mtu, PortAttr};
 use crate::provider::RdAtomic;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -317,19 +317,19 @@ impl Handshake {
 }
 
 impl QpControl {
-    /// What a peer has to know to connect to this queue pair over a port, from 1, and an entry of
-    /// the port's table of global identifiers;
-    /// [`default_gid`](crate::Context::default_gid) chooses a good one.
+    /// The facts that a peer needs to connect to this queue pair, over the port of an entry of its table of global
+    /// identifiers; [`default_gid`](crate::Context::default_gid) chooses a good one.
     ///
     /// The queue pair remembers it for [`handshake`](Self::handshake); a second call replaces it,
     /// with another random sequence number.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a port that the device does not have, or an index that is empty, beyond the
-    /// table, or above 255, which is what paths can carry.
-    pub fn endpoint(&self, port: u32, gid_index: u32) -> Result<Endpoint> {
+    /// `EINVAL` for a port that the device does not have, or an entry that is empty now, beyond the
+    /// table, or has an index above 255, which is what paths can carry.
+    pub fn endpoint(&self, gid: &GidEntry) -> Result<Endpoint> {
         const VERB: &str = "endpoint";
+        let (port, gid_index) = (gid.port, gid.index);
         let context = self.context();
         let in_verb = |error: Error| error.in_verb(VERB);
         let attr = context.query_port(port).map_err(in_verb)?;
@@ -387,11 +387,11 @@ impl QpControl {
     /// ```no_run
     /// use std::io::{Error, Read, Result, Write};
     /// use std::net::TcpStream;
-    /// use uverbs::{Endpoint, QpControl};
+    /// use uverbs::{Endpoint, GidEntry, QpControl};
     ///
     /// /// Connects `qp` to the queue pair of the program at the other end, which calls the same.
-    /// fn connect(qp: &QpControl, mut stream: TcpStream, gid_index: u32) -> Result<()> {
-    ///     stream.write_all(&qp.endpoint(1, gid_index)?.to_bytes())?;
+    /// fn connect(qp: &QpControl, mut stream: TcpStream, gid: &GidEntry) -> Result<()> {
+    ///     stream.write_all(&qp.endpoint(gid)?.to_bytes())?;
     ///     let mut bytes = [0; Endpoint::BYTES];
     ///     stream.read_exact(&mut bytes)?;
     ///     let peer = Endpoint::from_bytes(&bytes).ok_or_else(|| Error::other("no endpoint"))?;

@@ -3,8 +3,8 @@
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
 use crate::wr::Address;
 use crate::{
-    AddressHandle, AddressVector, Context, Errno, GidType, LinkLayer, LinkWidth, PortState, QpAttr,
-    QpState, QpType,
+    AddressHandle, AddressVector, Context, Errno, GidEntry, GidType, LinkLayer, LinkWidth,
+    PortState, QpAttr, QpState, QpType,
 };
 use uverbs_uapi::device::UVERBS_METHOD_QUERY_PORT_SPEED;
 use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
@@ -106,7 +106,7 @@ fn queue_pairs_connect_over_the_port_of_their_endpoint() {
     let qp = || pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     for (port, lid) in [(1, 0), (2, 0x12)] {
         let qp = qp();
-        let own = qp.endpoint(port, 1).unwrap();
+        let own = qp.endpoint(&context.query_gid(port, 1).unwrap()).unwrap();
         assert_eq!((own.lid, own.gid), (lid, context.query_gid(port, 1).unwrap().gid));
         assert_eq!(qp.path_to(&own).unwrap().port, port);
         // Within an InfiniBand subnet the local identifier is enough.
@@ -116,13 +116,16 @@ fn queue_pairs_connect_over_the_port_of_their_endpoint() {
         let info = qp.query().unwrap();
         assert_eq!((info.state, info.port), (QpState::RTS, port));
     }
-    let refused = [0, 3].map(|port| qp().endpoint(port, 0).unwrap_err());
+    let refused = [0, 3].map(|port| {
+        let nowhere = GidEntry { port, ..Default::default() };
+        qp().endpoint(&nowhere).unwrap_err()
+    });
     assert!(refused.iter().all(|error| error.message().contains("has ports 1 to 2")));
     // A path of another port is for the kernel to refuse, which knows of migration.
     let qp = qp();
     let init = QpAttr::new().state(QpState::INIT).port(2).pkey_index(0);
     qp.modify(&init.access(crate::Access::empty())).unwrap();
-    let own = qp.endpoint(1, 0).unwrap();
+    let own = qp.endpoint(&qp.context().query_gid(1, 0).unwrap()).unwrap();
     let rtr = QpAttr::new().state(QpState::RTR).path(qp.path_to(&own).unwrap());
     let rtr = rtr.path_mtu(own.mtu).dest_qpn(own.qpn).rq_psn(own.psn);
     let error = qp.modify(&rtr.max_dest_rd_atomic(1).min_rnr_timer(1)).unwrap_err();
@@ -140,7 +143,7 @@ fn a_port_that_is_down_says_so_beside_one_that_is_active() {
     let pd = context.alloc_pd().unwrap();
     let cq = context.cq_builder(16).build().unwrap();
     let qp = pd.qp_builder(&cq, &cq, QpType::UD).build().unwrap();
-    let own = qp.endpoint(2, 0).unwrap();
+    let own = qp.endpoint(&context.query_gid(2, 0).unwrap()).unwrap();
     qp.handshake(&own).unwrap();
     assert_eq!(script.object(qp.handle()).port, 2);
     pd.create_ah(&qp.path_to(&own).unwrap()).unwrap();

@@ -230,9 +230,8 @@ fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
         let server = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).srq(&srq).build()?;
         let server = cq.adopt_on(server, &srq)?;
         let client = Half::new()?;
-        let index = gid(&context)?.index;
-        let (here, there) =
-            (client.qp.endpoint(env::port(), index)?, server.endpoint(env::port(), index)?);
+        let index = gid(&context)?;
+        let (here, there) = (client.qp.endpoint(&index)?, server.endpoint(&index)?);
         env::handshake(&server, &here)?;
         env::handshake(&client.qp, &there)?;
         let mut recvs: Vec<_> = (0..8).map(|_| srq.recv(pool.take().expect("a buffer"))).collect();
@@ -327,12 +326,12 @@ fn handshake_over_tcp_connects() -> Verdict {
         let address = listener.local_addr()?;
         let server = tokio::spawn(async move {
             let b = Half::new()?;
-            let index = gid(&b.context)?.index;
-            let _stream = accept(&b.qp, &listener, env::port(), index).await?;
+            let index = gid(&b.context)?;
+            let _stream = accept(&b.qp, &listener, &index).await?;
             echo_back(&b, 10).await.map(|()| b)
         });
         let a = Half::new()?;
-        let _stream = connect(&a.qp, address, env::port(), gid(&a.context)?.index).await?;
+        let _stream = connect(&a.qp, address, &gid(&a.context)?).await?;
         ask(&a, 10).await?;
         server.await??;
         Ok(())
@@ -349,14 +348,14 @@ fn many_senders_reach_one_srq() -> Verdict {
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(64).build()?;
         let srq = cq.adopt_srq(supported(pd.srq_builder(32).build(), Capability::Srq)?)?;
-        let index = gid(&context)?.index;
+        let index = gid(&context)?;
         let (mut servers, mut tasks) = (Vec::new(), Vec::new());
         for id in 0..CLIENTS {
             let server = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).srq(&srq).build()?;
             let server = cq.adopt_on(server, &srq)?;
             let client = Half::new()?;
-            let here = client.qp.endpoint(env::port(), index)?;
-            let there = server.endpoint(env::port(), index)?;
+            let here = client.qp.endpoint(&index)?;
+            let there = server.endpoint(&index)?;
             env::handshake(&server, &here)?;
             env::handshake(&client.qp, &there)?;
             servers.push(server);
@@ -394,7 +393,7 @@ fn on_one_thread(test: impl Future<Output = Verdict>) -> Verdict {
 fn each_worker_rings_its_own_thread_domain() -> Verdict {
     env::rnr_wait()?;
     let context = env::open()?;
-    let index = gid(&context)?.index;
+    let index = gid(&context)?;
     let mut workers = Vec::new();
     for _ in 0..2 {
         let td = context.alloc_td()?;
@@ -411,8 +410,7 @@ fn each_worker_rings_its_own_thread_domain() -> Verdict {
                 let one = cq.adopt(qp)?;
                 let other = domain.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(4).build()?;
                 let other = cq.adopt(other)?;
-                let (here, there) =
-                    (one.endpoint(env::port(), index)?, other.endpoint(env::port(), index)?);
+                let (here, there) = (one.endpoint(&index)?, other.endpoint(&index)?);
                 env::handshake(&one, &there)?;
                 env::handshake(&other, &here)?;
                 let mut inbox = other.inbox(&pool, 4);
@@ -442,7 +440,7 @@ fn a_workers_requests_wait_for_room_in_order() -> Verdict {
     const MESSAGES: u64 = 200;
     env::rnr_wait()?;
     let context = env::open()?;
-    let index = gid(&context)?.index;
+    let index = gid(&context)?;
     on_one_thread(async {
         let td = context.alloc_td()?;
         let pd = context.alloc_pd()?;
@@ -453,8 +451,7 @@ fn a_workers_requests_wait_for_room_in_order() -> Verdict {
         let builder = || domain.qp_builder(&cq, &cq, QpType::RC);
         let one = cq.adopt(builder().max_send_wr(4).build()?)?;
         let other = cq.adopt_on(builder().srq(&srq).build()?, &srq)?;
-        let (here, there) =
-            (one.endpoint(env::port(), index)?, other.endpoint(env::port(), index)?);
+        let (here, there) = (one.endpoint(&index)?, other.endpoint(&index)?);
         env::handshake(&one, &there)?;
         env::handshake(&other, &here)?;
         let mut inbox = srq.inbox(&pool, 16);

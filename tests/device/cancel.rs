@@ -126,12 +126,12 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
             let mut finished = false;
             for polls in 0..200 {
                 let (a, b) = (Half::new()?, Half::new()?);
-                let index = gid(&a.context)?.index;
+                let index = gid(&a.context)?;
                 let listener = TcpListener::bind("127.0.0.1:0").await?;
                 let address = listener.local_addr()?;
                 let (one, other) = (a.qp.clone(), b.qp.clone());
-                let connects = async move { connect(&one, address, env::port(), index).await };
-                let answers = async move { accept(&other, &listener, env::port(), index).await };
+                let connects = async move { connect(&one, address, &index).await };
+                let answers = async move { accept(&other, &listener, &index).await };
                 let (left, right) = (Box::pin(connects), Box::pin(answers));
                 // One is dropped, and the other one hears of that.
                 let (end, rest) = if accepts {

@@ -133,9 +133,8 @@ fn queue_pairs_come_while_another_thread_polls() -> Verdict {
         let messages = (0..20).try_for_each(|id| {
             let qp = || pd.qp_builder(&handle, &handle, QpType::RC).max_inline_data(8).build();
             let (mut one, other) = (qp()?, qp()?);
-            let gid = gid(&context)?.index;
-            let (here, there) =
-                (one.endpoint(env::port(), gid)?, other.endpoint(env::port(), gid)?);
+            let gid = gid(&context)?;
+            let (here, there) = (one.endpoint(&gid)?, other.endpoint(&gid)?);
             env::handshake(&one, &there)?;
             env::handshake(&other, &here)?;
             let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1)?;

@@ -5,8 +5,8 @@ use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
-    Access, CompletionQueue, Endpoint, Errno, MemoryRegion, Mtu, QpState, QpType, QueuePair,
-    RecvWr, SendWr, WcStatus,
+    Access, CompletionQueue, Endpoint, Errno, GidEntry, MemoryRegion, Mtu, QpState, QpType,
+    QueuePair, RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -31,7 +31,7 @@ fn side(qp_type: QpType) -> Verdict<(Side, Endpoint)> {
     let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
     let cq = context.cq_builder(8).build()?;
     let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
-    let endpoint = qp.endpoint(env::port(), context.default_gid(env::port())?.index)?;
+    let endpoint = qp.endpoint(&context.default_gid(env::port())?)?;
     Ok((Side { qp, cq, memory }, endpoint))
 }
 
@@ -115,8 +115,13 @@ fn second_handshake_is_refused() -> Verdict {
 fn endpoint_beyond_the_gid_table_is_refused() -> Verdict {
     let (a, _) = side(QpType::RC)?;
     let length = a.qp.context().query_port(env::port())?.gid_table_len;
-    assert_eq!(a.qp.endpoint(env::port(), length).unwrap_err().errno(), Errno::INVAL);
-    assert_eq!(a.qp.endpoint(99, 0).unwrap_err().errno(), Errno::INVAL);
+    let entry = |port, index| {
+        let mut entry = GidEntry::default();
+        (entry.port, entry.index) = (port, index);
+        entry
+    };
+    assert_eq!(a.qp.endpoint(&entry(env::port(), length)).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(a.qp.endpoint(&entry(99, 0)).unwrap_err().errno(), Errno::INVAL);
     Ok(())
 }
 

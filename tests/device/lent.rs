@@ -74,8 +74,7 @@ pub(crate) fn pair() -> Verdict<(Half, Half)> {
 
 /// Connects two halves that exist.
 pub(crate) fn pair_of(one: Half, other: Half) -> Verdict<(Half, Half)> {
-    let ends =
-        [&one, &other].map(|half| Ok(half.qp.endpoint(env::port(), gid(&half.context)?.index)?));
+    let ends = [&one, &other].map(|half| Ok(half.qp.endpoint(&gid(&half.context)?)?));
     let [here, there]: [Verdict<_>; 2] = ends;
     one.qp.handshake_with(&there?, &hasty())?;
     other.qp.handshake_with(&here?, &hasty())?;
@@ -98,7 +97,7 @@ impl Far {
                 let mut memory =
                     half.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(FAR_BYTES)?;
                 memory.copy_from(0, &vec![7; FAR_BYTES])?;
-                let endpoint = half.qp.endpoint(env::port(), gid(&half.context)?.index)?;
+                let endpoint = half.qp.endpoint(&gid(&half.context)?)?;
                 let remote = memory.remote(0)?;
                 answer(&format!("{} {} {}", print(&endpoint), remote.addr, remote.rkey.0));
                 self.0 = Some((half, memory));
@@ -121,7 +120,7 @@ pub(crate) fn far(helper: &mut Helper, context: &Context, qp: &QpControl) -> Ver
     let [endpoint, addr, rkey] = fields[..] else {
         return Err(Stop::fail(format!("{line:?} is no half")));
     };
-    let here = qp.endpoint(env::port(), gid(context)?.index)?;
+    let here = qp.endpoint(&gid(context)?)?;
     helper.tell(&format!("lent connect {}", print(&here)))?;
     helper.hear("connected")?;
     qp.handshake_with(&parse(endpoint)?, &hasty())?;

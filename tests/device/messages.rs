@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::Inbox;
-use uverbs::aio::tokio::{connect, handshake, handshake_within};
+use uverbs::aio::tokio::{HANDSHAKE_TIMEOUT, connect, handshake};
 use uverbs::owned::BufferPool;
 use uverbs::{Access, Destination, Endpoint, Errno, QpType, SendWr, WcOpcode};
 
@@ -75,15 +75,14 @@ fn a_write_with_immediate_shows_nothing_of_an_earlier_message() -> Verdict {
 fn a_shared_queue_shows_a_client_nothing_of_another() -> Verdict {
     run(0, async {
         let b = Half::new()?;
-        let index = gid(&b.context)?.index;
+        let index = gid(&b.context)?;
         let srq = b.cq.adopt_srq(supported(b.pd.srq_builder(4).build(), Capability::Srq)?)?;
         let mut servers = Vec::new();
         let clients = [Half::new()?, Half::new()?];
         for client in &clients {
             let builder = b.pd.qp_builder(&b.cq, &b.cq, QpType::RC).max_send_wr(4).srq(&srq);
             let server = b.cq.adopt_on(builder.build()?, &srq)?;
-            let (here, there) =
-                (client.qp.endpoint(env::port(), index)?, server.endpoint(env::port(), index)?);
+            let (here, there) = (client.qp.endpoint(&index)?, server.endpoint(&index)?);
             env::handshake(&server, &here)?;
             env::handshake(&client.qp, &there)?;
             servers.push(server);
@@ -134,7 +133,7 @@ fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
             let builder = half.pd.qp_builder(&half.cq, &half.cq, QpType::UD);
             let qp = builder.max_send_wr(4).max_recv_wr(4).build();
             let qp = half.cq.adopt(supported(qp, Capability::Ud)?)?;
-            let own = qp.endpoint(env::port(), gid(&context)?.index)?;
+            let own = qp.endpoint(&gid(&context)?)?;
             env::handshake(&qp, &own)?;
             qps.push((qp, own));
         }
@@ -162,12 +161,12 @@ async fn judged<F: Future<Output = std::io::Result<TcpStream>>>(
 ) -> Verdict<uverbs::Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let half = Half::new()?;
-    let index = gid(&half.context)?.index;
+    let index = gid(&half.context)?;
     let client = TcpStream::connect(listener.local_addr()?).await?;
     let (stream, _) = listener.accept().await?;
     let client = act(client).await?;
     let (timeout, options) = (Duration::from_millis(300), env::handshake_options());
-    let shaken = handshake_within(timeout, &half.qp, &stream, env::port(), index, &options).await;
+    let shaken = handshake(&half.qp, &stream, &index, &options, timeout).await;
     drop(client);
     shaken.err().ok_or_else(|| Stop::fail("a handshake with nobody"))
 }
@@ -183,7 +182,7 @@ fn a_silent_client_fails_the_step_it_reached() -> Verdict {
         );
         // An endpoint, and then nothing.
         let peer = Half::new()?;
-        let endpoint = peer.qp.endpoint(env::port(), gid(&peer.context)?.index)?;
+        let endpoint = peer.qp.endpoint(&gid(&peer.context)?)?;
         let error = judged(|mut client| async move {
             client.write_all(&endpoint.to_bytes()).await?;
             Ok(client)
@@ -205,7 +204,7 @@ fn a_garbage_client_fails_the_step_it_reached() -> Verdict {
         assert_eq!(error.errno(), Errno::PROTO);
         assert!(error.to_string().contains("\"GET \""), "{error}");
         let peer = Half::new()?;
-        let endpoint = peer.qp.endpoint(env::port(), gid(&peer.context)?.index)?;
+        let endpoint = peer.qp.endpoint(&gid(&peer.context)?)?;
         let error = judged(|mut client| async move {
             client.write_all(&endpoint.to_bytes()).await?;
             client.write_all(b"?").await?;
@@ -246,9 +245,15 @@ fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
                 let (stream, _) = listener.accept().await?;
                 tasks.push(tokio::spawn(async move {
                     let half = Half::new()?;
-                    let index = gid(&half.context)?.index;
-                    handshake(&half.qp, &stream, env::port(), index, &env::handshake_options())
-                        .await?;
+                    let index = gid(&half.context)?;
+                    handshake(
+                        &half.qp,
+                        &stream,
+                        &index,
+                        &env::handshake_options(),
+                        HANDSHAKE_TIMEOUT,
+                    )
+                    .await?;
                     echo_back(&half, 3).await.map(|()| half)
                 }));
             }
@@ -262,7 +267,7 @@ fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
         midway.write_all(b"uvb1").await?;
         drop(midway);
         let half = Half::new()?;
-        let _stream = connect(&half.qp, address, env::port(), gid(&half.context)?.index).await?;
+        let _stream = connect(&half.qp, address, &gid(&half.context)?).await?;
         ask(&half, 3).await?;
         let mut tasks = server.await??;
         tasks.pop().expect("the last client's").await??;

@@ -336,8 +336,8 @@ fn receives_of_an_srq_come_back() -> Verdict {
         let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let client = Half::new()?;
-        let there = server.endpoint(env::port(), gid(&context)?.index)?;
-        let here = client.qp.endpoint(env::port(), gid(&client.context)?.index)?;
+        let there = server.endpoint(&gid(&context)?)?;
+        let here = client.qp.endpoint(&gid(&client.context)?)?;
         server.handshake_with(&here, &hasty())?;
         client.qp.handshake_with(&there, &hasty())?;
         servers.push(server);
@@ -386,8 +386,8 @@ fn receives_of_a_closed_pair_come_back() -> Verdict {
         let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let mut client = Half::new()?;
-        let there = server.endpoint(env::port(), gid(&context)?.index)?;
-        let here = client.qp.endpoint(env::port(), gid(&client.context)?.index)?;
+        let there = server.endpoint(&gid(&context)?)?;
+        let here = client.qp.endpoint(&gid(&client.context)?)?;
         server.handshake_with(&here, &hasty())?;
         client.qp.handshake_with(&there, &hasty())?;
         let mut batch = srq.batch()?;
@@ -425,8 +425,8 @@ fn messages_under_a_thread_domain_arrive() -> Verdict {
         Ok::<OwnedQueuePair<u64, _>, uverbs::Error>(cq.adopt(qp)?)
     };
     let (mut a, mut b) = (make()?, make()?);
-    let index = gid(&context)?.index;
-    let (here, there) = (a.endpoint(env::port(), index)?, b.endpoint(env::port(), index)?);
+    let index = gid(&context)?;
+    let (here, there) = (a.endpoint(&index)?, b.endpoint(&index)?);
     env::handshake(&a, &there)?;
     env::handshake(&b, &here)?;
     let mut batch = b.recv_batch()?;

@@ -220,8 +220,8 @@ impl Loop {
         let cq = context.cq_builder(64).build()?;
         let make = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
         let (left, right) = (make()?, make()?);
-        let gid = crate::pair::gid(context)?.index;
-        let (here, there) = (left.endpoint(env::port(), gid)?, right.endpoint(env::port(), gid)?);
+        let gid = crate::pair::gid(context)?;
+        let (here, there) = (left.endpoint(&gid)?, right.endpoint(&gid)?);
         env::handshake(&left, &there)?;
         env::handshake(&right, &here)?;
         Ok(Loop { left, right, cq })

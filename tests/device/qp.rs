@@ -250,8 +250,8 @@ fn queues_of_no_requests_are_none() -> Verdict {
     };
     let (mut sender, mut receiver) = (make(4, 0)?, make(0, 4)?);
     assert_eq!((sender.caps().max_recv_wr, receiver.caps().max_send_wr), (0, 0));
-    let gid = context.default_gid(env::port())?.index;
-    let ends = [sender.endpoint(env::port(), gid)?, receiver.endpoint(env::port(), gid)?];
+    let gid = context.default_gid(env::port())?;
+    let ends = [sender.endpoint(&gid)?, receiver.endpoint(&gid)?];
     env::handshake(&sender, &ends[1])?;
     env::handshake(&receiver, &ends[0])?;
     assert_eq!(sender.recv_batch().unwrap_err(), PostError::NoQueue);

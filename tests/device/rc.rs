@@ -519,10 +519,7 @@ fn only_its_own_thread_domain_rings_a_batch() -> Verdict {
     let domain = pair.a.pd.parent_domain_builder().thread_domain(&td).build()?;
     let mut qp = domain.qp_builder(&pair.a.cq, &pair.a.cq, QpType::RC).build()?;
     // Connected in place of the pair's own queue pair.
-    let (at_a, at_b) = (
-        qp.endpoint(env::port(), pair.a.gid.index)?,
-        pair.b.qp.endpoint(env::port(), pair.b.gid.index)?,
-    );
+    let (at_a, at_b) = (qp.endpoint(&pair.a.gid)?, pair.b.qp.endpoint(&pair.b.gid)?);
     env::handshake(&qp, &at_b)?;
     env::handshake(&pair.b.qp, &at_a)?;
     pair.b.poison(0..100);

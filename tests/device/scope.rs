@@ -197,8 +197,8 @@ fn after_a_reset_the_pair_works_again() -> Verdict {
     a.qp.reset(&mut a.cq)?;
     b.qp.reset(&mut b.cq)?;
     assert_eq!(a.qp.state(), QpState::RESET);
-    let here = a.qp.endpoint(env::port(), gid(&a.context)?.index)?;
-    let there = b.qp.endpoint(env::port(), gid(&b.context)?.index)?;
+    let here = a.qp.endpoint(&gid(&a.context)?)?;
+    let there = b.qp.endpoint(&gid(&b.context)?)?;
     a.qp.handshake_with(&there, &hasty())?;
     b.qp.handshake_with(&here, &hasty())?;
     let text = b.pool.copy(b"again").expect("a buffer");
@@ -225,8 +225,8 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
         Ok::<_, Stop>((qp, cq))
     };
     let ((mut a, mut a_cq), (mut b, mut b_cq)) = (make()?, make()?);
-    let index = gid(&context)?.index;
-    let (here, there) = (a.endpoint(env::port(), index)?, b.endpoint(env::port(), index)?);
+    let index = gid(&context)?;
+    let (here, there) = (a.endpoint(&index)?, b.endpoint(&index)?);
     a.handshake_with(&there, &hasty())?;
     b.handshake_with(&here, &hasty())?;
     let mut theirs = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;

@@ -515,8 +515,8 @@ pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<S
     let cq = context.cq_builder(8).build()?;
     let make = || pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build();
     let (mut left, right) = (make()?, make()?);
-    let gid = gid(context)?.index;
-    let (here, there) = (left.endpoint(env::port(), gid)?, right.endpoint(env::port(), gid)?);
+    let gid = gid(context)?;
+    let (here, there) = (left.endpoint(&gid)?, right.endpoint(&gid)?);
     env::handshake(&left, &there)?;
     env::handshake(&right, &here)?;
     let mut batch = left.send_batch()?;

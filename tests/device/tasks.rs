@@ -71,8 +71,8 @@ impl Half {
 }
 
 pub(crate) fn connected(one: &Half, other: &Half) -> Verdict {
-    let here = one.qp.endpoint(env::port(), gid(&one.context)?.index)?;
-    let there = other.qp.endpoint(env::port(), gid(&other.context)?.index)?;
+    let here = one.qp.endpoint(&gid(&one.context)?)?;
+    let there = other.qp.endpoint(&gid(&other.context)?)?;
     // Machines that emulate others let an acknowledgement wait: half a second in all is too little.
     let options = env::handshake_options().timeout(16);
     one.qp.handshake_with(&there, &options)?;

@@ -137,9 +137,7 @@ fn flushed_requests_come_back_once() -> Verdict {
     let mut half = Half::new()?;
     let other = Half::new()?;
     let ends = [&half, &other].map(|half| {
-        Ok::<_, crate::verdict::Stop>(
-            half.qp.endpoint(env::port(), crate::pair::gid(&half.context)?.index)?,
-        )
+        Ok::<_, crate::verdict::Stop>(half.qp.endpoint(&crate::pair::gid(&half.context)?)?)
     });
     let [here, there] = ends;
     half.qp.handshake_with(&there?, &crate::lent::hasty())?;

@@ -166,9 +166,9 @@ impl Sender {
 
 /// Connects the two halves.
 fn connect(context: &Context, sender: &Sender, receiver: &Receiver) -> Verdict {
-    let index = gid(context)?.index;
-    let from = sender.qp.endpoint(env::port(), index)?;
-    let to = receiver.target.endpoint(env::port(), index)?;
+    let index = gid(context)?;
+    let from = sender.qp.endpoint(&index)?;
+    let to = receiver.target.endpoint(&index)?;
     env::handshake(&sender.qp, &to)?;
     env::handshake(&receiver.target, &from)?;
     assert_eq!((sender.qp.state(), receiver.target.state()), (QpState::RTS, QpState::RTS));
@@ -336,9 +336,9 @@ fn contradictory_requests_are_refused() -> Verdict {
         pd.qp_builder(&cq, &cq, QpType::RC).build()?,
         pd.qp_builder(&cq, &cq, QpType::RC).build()?,
     );
-    let index = gid(&context)?.index;
-    rc.endpoint(env::port(), index)?;
-    env::handshake(&rc, &other.endpoint(env::port(), index)?)?;
+    let index = gid(&context)?;
+    rc.endpoint(&index)?;
+    env::handshake(&rc, &other.endpoint(&index)?)?;
     #[allow(unsafe_code, reason = "ringing is")]
     let posted = {
         let mut batch = rc.send_batch()?;
@@ -605,9 +605,8 @@ fn rounds_leave_nothing() -> Verdict {
 
 /// Connects an initiator to a target.
 fn connect_halves(context: &Context, initiator: &QpControl, target: &XrcTarget) -> Verdict {
-    let index = gid(context)?.index;
-    let (from, to) =
-        (initiator.endpoint(env::port(), index)?, target.endpoint(env::port(), index)?);
+    let index = gid(context)?;
+    let (from, to) = (initiator.endpoint(&index)?, target.endpoint(&index)?);
     env::handshake(initiator, &to)?;
     env::handshake(target, &from)?;
     Ok(())

@@ -32,7 +32,7 @@ fn target_outlives_the_process_that_made_it() -> Verdict {
     let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
     let number = SrqNumber(number.parse()?);
     let mut sender = Sender::new(&context)?;
-    let from = sender.qp.endpoint(env::port(), gid(&context)?.index)?;
+    let from = sender.qp.endpoint(&gid(&context)?)?;
     let to = maker.ask(&format!("xrc-target {device} {path} {}", print(&from)), "target")?;
     let to = parse(&to, &from)?;
     env::handshake(&sender.qp, &to)?;
@@ -87,7 +87,7 @@ fn sender_notices_a_killed_receiver() -> Verdict {
         let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
         let number = SrqNumber(number.parse()?);
         let mut sender = Sender::new(&context)?;
-        let from = sender.qp.endpoint(env::port(), gid(&context)?.index)?;
+        let from = sender.qp.endpoint(&gid(&context)?)?;
         // Target and memory are on one file, of which the kernel destroys what is newest first: the
         // target is silent before anything else goes.
         let to = receiver.ask(&format!("xrc-connect {}", print(&from)), "target")?;
@@ -150,15 +150,15 @@ impl Half {
                 let file = File::open(path)?;
                 let xrcd = context.xrcd_builder().file(&file).build()?;
                 let target = xrcd.create_target()?;
-                let own = target.endpoint(env::port(), gid(&context)?.index)?;
+                let own = target.endpoint(&gid(&context)?)?;
                 env::handshake(&target, &parse(&peer.join(" "), &own)?)?;
                 self.made = Some((target, xrcd));
                 format!("target {}", print(&own))
             }
             ("xrc-connect", peer) => {
                 let receiver = self.receiver.as_ref().ok_or_else(missing)?;
-                let gid = gid(&receiver.xrcd.context())?.index;
-                let own = receiver.target.endpoint(env::port(), gid)?;
+                let gid = gid(&receiver.xrcd.context())?;
+                let own = receiver.target.endpoint(&gid)?;
                 env::handshake(&receiver.target, &parse(&peer.join(" "), &own)?)?;
                 format!("target {}", print(&own))
             }

@@ -136,7 +136,10 @@ impl Client {
         let qp = self.pd.qp_builder(queue, queue, QpType::RC).max_send_wr(DEPTH).build()?;
         let qp = self.cq.adopt(qp)?;
         theirs.reset(&mut [&mut server.cq])?;
-        let (here, there) = (qp.endpoint(1, 3)?, theirs.endpoint(1, 3)?);
+        let (here, there) = (
+            qp.endpoint(&qp.context().query_gid(1, 3)?)?,
+            theirs.endpoint(&theirs.context().query_gid(1, 3)?)?,
+        );
         theirs.handshake(&here)?;
         qp.handshake(&there)?;
         (self.qp, self.broken) = (Some(qp), false);

@@ -240,7 +240,10 @@ async fn talk(stage: &Stage, server: &Server, dice: &mut Dice) -> Result<Vec<u8>
     for at in 0..CLIENTS {
         let client = Arc::new(Client::new(stage, &context)?);
         let Some(qp) = server.qp(at) else { continue };
-        let (here, there) = (client.qp.endpoint(1, 3)?, qp.endpoint(1, 3)?);
+        let (here, there) = (
+            client.qp.endpoint(&client.qp.context().query_gid(1, 3)?)?,
+            qp.endpoint(&qp.context().query_gid(1, 3)?)?,
+        );
         qp.handshake(&here)?;
         client.qp.handshake(&there)?;
         clients.push(client);

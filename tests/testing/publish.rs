@@ -56,8 +56,8 @@ impl Publisher {
             let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
             let qp = builder.build()?;
             let qp = cq.adopt(qp)?;
-            let gid = context.default_gid(1)?.index;
-            let (here, there) = (qp.endpoint(1, gid)?, theirs.endpoint(1, gid)?);
+            let gid = context.default_gid(1)?;
+            let (here, there) = (qp.endpoint(&gid)?, theirs.endpoint(&gid)?);
             theirs.handshake(&here)?;
             qp.handshake(&there)?;
             Ok(qp)

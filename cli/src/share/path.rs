@@ -24,13 +24,13 @@ impl Path {
         gid_index: Option<u32>,
     ) -> Result<Path> {
         let gid = match gid_index {
-            Some(index) => index,
-            None => context.default_gid(port)?.index,
+            Some(index) => context.query_gid(port, index)?,
+            None => context.default_gid(port)?,
         };
         let cq = context.cq_builder(4).build()?;
         let here = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
         let there = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
-        let ends = (here.endpoint(port, gid)?, there.endpoint(port, gid)?);
+        let ends = (here.endpoint(&gid)?, there.endpoint(&gid)?);
         here.handshake(&ends.1)?;
         there.handshake(&ends.0)?;
         Ok(Path { here, _there: there, cq })

@@ -245,7 +245,10 @@ fn an_endpoint_promises_what_its_device_answers_and_at_most_16() {
             let bench = crate::tests::Bench::on(script);
             let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
             let before = asked(&bench.script);
-            assert_eq!(u32::from(qp.endpoint(1, 0).unwrap().rd_atomic), promised);
+            assert_eq!(
+                u32::from(qp.endpoint(&qp.context().query_gid(1, 0).unwrap()).unwrap().rd_atomic),
+                promised
+            );
             // mlx5 told it when the device was opened.
             assert_eq!(asked(&bench.script) - before, queries);
             assert_eq!(qp.qp.local.lock().unwrap().unwrap().max_rd_atomic, most);

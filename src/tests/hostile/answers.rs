@@ -81,7 +81,7 @@ fn work(script: &Script, context: &Context) -> Result<()> {
         let Some(mut qp) = tell(builder.max_inline_data(32).build()) else { continue };
         tell(qp.query().map(|info| format!("{info:?}")));
         tell(qp.query_ece());
-        if let Some(endpoint) = tell(qp.endpoint(1, 0)) {
+        if let Some(endpoint) = tell(qp.endpoint(&qp.context().query_gid(1, 0)?)) {
             tell(qp.handshake(&endpoint));
         }
         super::super::bring_up(script, &qp);

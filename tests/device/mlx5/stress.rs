@@ -57,12 +57,12 @@ impl<S: Sharing> Worker<S> {
         let channel = context.create_comp_channel()?;
         let cq = context.cq_builder(4 * count as u32).channel(&channel).build()?;
         let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(count * WORDS)?;
-        let index = gid(context)?.index;
+        let index = gid(context)?;
         let mut queues = Vec::new();
         for _ in 0..count {
             let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(8).max_inline_data(64);
             let qp = qp.build()?;
-            let own = qp.endpoint(env::port(), index)?;
+            let own = qp.endpoint(&index)?;
             env::handshake(&qp, &own)?;
             queues.push(qp);
         }

@@ -161,7 +161,8 @@ fn requests_follow_the_state() -> Verdict {
     assert_eq!(it.post(send), Err(PostError::State(QpState::RTR)));
     it.qp.modify(&QpAttr::new().state(QpState::RTS))?;
     assert_eq!(it.qp.query()?.state, QpState::RTS);
-    let error = it.qp.handshake(&it.qp.endpoint(env::port(), 0)?).unwrap_err();
+    let error =
+        it.qp.handshake(&it.qp.endpoint(&it.qp.context().query_gid(env::port(), 0)?)?).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     it.send_wr(send)
 }

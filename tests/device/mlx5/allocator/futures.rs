@@ -58,9 +58,8 @@ fn queues_come_from_the_allocator() -> Verdict {
                 asked(&qp);
                 let local_srq = local.adopt_srq(exclusive.srq_builder(8).build()?)?;
                 asked(&srq);
-                let index = gid(&context)?.index;
-                let (here, there) =
-                    (of_any.endpoint(env::port(), index)?, of_one.endpoint(env::port(), index)?);
+                let index = gid(&context)?;
+                let (here, there) = (of_any.endpoint(&index)?, of_one.endpoint(&index)?);
                 env::handshake(&of_any, &there)?;
                 env::handshake(&of_one, &here)?;
                 let pool = domain.buffer_pool_builder(64).build()?;

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use uverbs::aio::{self, Driver, Locking, Op, Readiness};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSendBatch};
 use uverbs::{
-    Access, Context, Device, Exclusive, MemoryRegion, ProtectionDomain, QpControl, QpType, Remote,
-    RingError, SendWr, Shared, Sharing,
+    Access, Context, Device, Exclusive, GidEntry, MemoryRegion, ProtectionDomain, QpControl,
+    QpType, Remote, RingError, SendWr, Shared, Sharing,
 };
 
 /// Bytes of each message.
@@ -33,8 +33,8 @@ const CQE: u32 = 4 * DEPTH;
 /// Runs that may be thrown away for each that counts.
 const PATIENCE: u32 = 10;
 
-fn connect(one: &QpControl, other: &QpControl, gid: u32) -> Result<(), Failure> {
-    let (here, there) = (one.endpoint(1, gid)?, other.endpoint(1, gid)?);
+fn connect(one: &QpControl, other: &QpControl, gid: GidEntry) -> Result<(), Failure> {
+    let (here, there) = (one.endpoint(&gid)?, other.endpoint(&gid)?);
     one.handshake(&there)?;
     other.handshake(&here)?;
     Ok(())
@@ -87,7 +87,7 @@ impl<S: Sharing, R: Rings<S>> Owned<S, R> {
         context: &Context,
         pd: &ProtectionDomain<S>,
         ring: R,
-        gid: u32,
+        gid: GidEntry,
     ) -> Result<Self, Failure> {
         let mut cq = OwnedCompletionQueue::new(context.cq_builder(CQE).build()?);
         let mut qp = || {
@@ -157,7 +157,7 @@ impl<S: Locking> Futures<S> {
     fn new(
         (cq, driver): (aio::AsyncCompletionQueue<S>, Driver<Silent, S>),
         pd: &ProtectionDomain<S>,
-        gid: u32,
+        gid: GidEntry,
     ) -> Result<Self, Failure> {
         let qp = || {
             let builder = pd.qp_builder(&cq, &cq, QpType::RC);
@@ -239,7 +239,7 @@ fn measure(side: &mut dyn Driven, to: Remote) -> Result<[f64; 2], Failure> {
 fn run(device: &str, runs: u32) -> Result<(), Failure> {
     let context = Context::open(&Device::by_name(device)?)?;
     let pd = context.alloc_pd()?;
-    let gid = context.default_gid(1)?.index;
+    let gid = context.default_gid(1)?;
     let memory: MemoryRegion<u8> = pd.mr_builder().access(Access::ALL_REMOTE).allocate(BYTES)?;
     let to = memory.remote(0)?;
     let domain = || {

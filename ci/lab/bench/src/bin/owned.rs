@@ -21,8 +21,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    Access, CompletionQueue, Context, Device, MemoryRegion, ProtectionDomain, QpControl, QpType,
-    QueuePair, RecvWr, Remote, SendWr, Sge,
+    Access, CompletionQueue, Context, Device, GidEntry, MemoryRegion, ProtectionDomain, QpControl,
+    QpType, QueuePair, RecvWr, Remote, SendWr, Sge,
 };
 
 /// Bytes of each message.
@@ -59,8 +59,8 @@ struct Owned {
 /// Where writes go.
 type Target = (MemoryRegion<u8>, Remote);
 
-fn connect(one: &QpControl, other: &QpControl, gid: u32) -> Result<(), Failure> {
-    let (here, there) = (one.endpoint(1, gid)?, other.endpoint(1, gid)?);
+fn connect(one: &QpControl, other: &QpControl, gid: GidEntry) -> Result<(), Failure> {
+    let (here, there) = (one.endpoint(&gid)?, other.endpoint(&gid)?);
     one.handshake(&there)?;
     other.handshake(&here)?;
     Ok(())
@@ -83,7 +83,7 @@ fn settle(count: u32, mut poll: impl FnMut() -> Result<u32, Failure>) -> Result<
 }
 
 impl Raw {
-    fn new(context: &Context, pd: &ProtectionDomain, gid: u32) -> Result<Raw, Failure> {
+    fn new(context: &Context, pd: &ProtectionDomain, gid: GidEntry) -> Result<Raw, Failure> {
         let cq = context.cq_builder(CQE).build()?;
         let (one, other) = (queue_pair(pd, &cq)?, queue_pair(pd, &cq)?);
         connect(&one, &other, gid)?;
@@ -184,7 +184,7 @@ impl Raw {
 }
 
 impl Owned {
-    fn new(context: &Context, pd: &ProtectionDomain, gid: u32) -> Result<Owned, Failure> {
+    fn new(context: &Context, pd: &ProtectionDomain, gid: GidEntry) -> Result<Owned, Failure> {
         let mut cq = OwnedCompletionQueue::new(context.cq_builder(CQE).build()?);
         let one = cq.adopt(queue_pair(pd, cq.queue())?)?;
         let other = cq.adopt(queue_pair(pd, cq.queue())?)?;
@@ -389,7 +389,7 @@ fn owned(side: &mut Owned, target: &Target, operation: Operation) -> Result<f64,
 fn run(device: &str, runs: u32) -> Result<(), Failure> {
     let context = Context::open(&Device::by_name(device)?)?;
     let pd = context.alloc_pd()?;
-    let gid = context.default_gid(1)?.index;
+    let gid = context.default_gid(1)?;
     let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(BYTES)?;
     let remote = memory.remote(0)?;
     let target = (memory, remote);

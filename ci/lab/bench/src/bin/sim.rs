@@ -117,7 +117,10 @@ impl Side {
     /// Two sides that are connected.
     fn couple(fabric: &Fabric) -> Result<(Side, Side)> {
         let (a, b) = (Side::new(fabric, 0)?, Side::new(fabric, 1)?);
-        let (at_a, at_b) = (a.qp.endpoint(1, 3)?, b.qp.endpoint(1, 3)?);
+        let (at_a, at_b) = (
+            a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
+            b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
+        );
         a.qp.handshake(&at_b)?;
         b.qp.handshake(&at_a)?;
         Ok((a, b))
@@ -270,7 +273,10 @@ fn tasks(mode: Mode) -> Result<Run> {
             Ok((cq.adopt(qp)?, pool, driver))
         };
         let (one, other) = (side(0)?, side(1)?);
-        let (at_one, at_other) = (one.0.endpoint(1, 3)?, other.0.endpoint(1, 3)?);
+        let (at_one, at_other) = (
+            one.0.endpoint(&one.0.context().query_gid(1, 3)?)?,
+            other.0.endpoint(&other.0.context().query_gid(1, 3)?)?,
+        );
         one.0.handshake(&at_other)?;
         other.0.handshake(&at_one)?;
         Result::Ok((one, other))

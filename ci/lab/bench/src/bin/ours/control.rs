@@ -6,8 +6,8 @@ use lab_bench::control::{Control, Thing};
 use std::sync::atomic::AtomicU64;
 use uverbs::mlx5::{Var, VarKind};
 use uverbs::{
-    Access, AddressVector, CompletionQueue, Context, Device, ProtectionDomain, QpType, QueuePair,
-    ThreadDomain, devices,
+    Access, AddressVector, CompletionQueue, Context, Device, GidEntry, ProtectionDomain, QpType,
+    QueuePair, ThreadDomain, devices,
 };
 
 /// A device and what others are made of.
@@ -16,7 +16,7 @@ pub(crate) struct Ours {
     pd: ProtectionDomain,
     td: Option<ThreadDomain>,
     path: AddressVector,
-    gid_index: u32,
+    gid: GidEntry,
     by_address: Option<ByAddress>,
 }
 
@@ -47,7 +47,7 @@ impl Control for Ours {
         let pd = context.alloc_pd()?;
         let cq = context.cq_builder(16).build()?;
         let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
-        let itself = qp.endpoint(1, self.gid_index)?;
+        let itself = qp.endpoint(&self.gid)?;
         qp.handshake(&itself)?;
         Ok((qp, cq))
     }
@@ -65,7 +65,7 @@ impl Control for Ours {
         // Not every device has any.
         let td = context.alloc_td().ok();
         let path = AddressVector::global(1, gid.index, gid.gid);
-        Ok(Ours { context, pd, td, path, gid_index: gid.index, by_address: None })
+        Ok(Ours { context, pd, td, path, gid, by_address: None })
     }
 
     fn region(&mut self, memory: &[AtomicU64]) -> Result<(), Failure> {

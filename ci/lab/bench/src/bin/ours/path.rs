@@ -11,9 +11,9 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use uverbs::{
     Access, AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
-    MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair,
-    RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing,
-    ThreadDomain, WcStatus, XrcTarget,
+    GidEntry, MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType,
+    QueuePair, RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue,
+    Sharing, ThreadDomain, WcStatus, XrcTarget,
 };
 
 /// How a batch of sends is handed over.
@@ -303,7 +303,7 @@ impl<S: Ringing> Path for Ours<S> {
         let (pd, token) = S::domain(context.alloc_pd()?)?;
         let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(WORDS)?;
         let srq = pd.srq_builder(2 * RUN).build()?;
-        let gid = context.default_gid(1)?.index;
+        let gid = context.default_gid(1)?;
         let own = pair(&context, &pd, None, gid)?;
         let shared = pair(&context, &pd, Some(&srq), gid)?;
         let datagrams = ends(&context, &pd, QpType::UD)?;
@@ -311,10 +311,10 @@ impl<S: Ringing> Path for Ours<S> {
         let xrcd = context.xrcd_builder().build()?;
         let target = xrcd.create_target()?;
         let xrc_srq = pd.srq_builder(1).xrc(&xrcd, &xrc.recv_cq).build()?;
-        let (here, there) = (xrc.qp.endpoint(1, gid)?, target.endpoint(1, gid)?);
+        let (here, there) = (xrc.qp.endpoint(&gid)?, target.endpoint(&gid)?);
         xrc.qp.handshake(&there)?;
         target.handshake(&here)?;
-        let itself = datagrams.qp.endpoint(1, gid)?;
+        let itself = datagrams.qp.endpoint(&gid)?;
         datagrams.qp.handshake(&itself)?;
         let ah = pd.create_ah(&datagrams.qp.path_to(&itself)?)?;
         let qkey = itself.qkey;
@@ -470,7 +470,7 @@ fn pair<S: Ringing>(
     context: &Context,
     pd: &ProtectionDomain<S>,
     srq: Option<&SharedReceiveQueue>,
-    gid: u32,
+    gid: GidEntry,
 ) -> Result<Ends<S>, Failure> {
     let mut ends = ends(context, pd, QpType::RC)?;
     let mut peer = pd
@@ -482,7 +482,7 @@ fn pair<S: Ringing>(
         peer = peer.srq(srq);
     }
     let peer = peer.build()?;
-    let (here, there) = (ends.qp.endpoint(1, gid)?, peer.endpoint(1, gid)?);
+    let (here, there) = (ends.qp.endpoint(&gid)?, peer.endpoint(&gid)?);
     ends.qp.handshake(&there)?;
     peer.handshake(&here)?;
     ends.peer = Some(peer);

@@ -69,8 +69,8 @@ impl Scale for Ours {
             Some(pair) => pair,
             none => {
                 let pair = [qp(&self.pd, &self.shared, RUN)?, qp(&self.pd, &self.shared, RUN)?];
-                let gid = self.context.default_gid(1)?.index;
-                let (here, there) = (pair[0].endpoint(1, gid)?, pair[1].endpoint(1, gid)?);
+                let gid = self.context.default_gid(1)?;
+                let (here, there) = (pair[0].endpoint(&gid)?, pair[1].endpoint(&gid)?);
                 pair[0].handshake(&there)?;
                 pair[1].handshake(&here)?;
                 none.insert(pair)

@@ -45,7 +45,7 @@ impl TrafficQueues {
             .max_recv_wr(RECEIVES)
             .build()?;
         let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(2 * size)?;
-        let own = qp.endpoint(1, options.gid)?;
+        let own = qp.endpoint(&context.query_gid(1, options.gid)?)?;
         let mut stream = match &options.host {
             Some(host) => TcpStream::connect((host.as_str(), options.port))?,
             None => TcpListener::bind(("0.0.0.0", options.port))?.accept()?.0,
