@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Instant;
 use uverbs::aio::AsyncQueuePair;
-use uverbs::{Context, QpType};
+use uverbs::{Context, Handshake, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -42,8 +42,8 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
         let builder = their_pd.qp_builder(&their_cq, &their_cq, QpType::RC);
         let qp = their_cq.adopt(builder.max_send_wr(8).max_inline_data(64).build()?)?;
         let ends = (server.endpoint(&gid)?, qp.endpoint(&gid)?);
-        server.handshake(&ends.1)?;
-        qp.handshake(&ends.0)?;
+        server.handshake(&ends.1, &Handshake::new())?;
+        qp.handshake(&ends.0, &Handshake::new())?;
         servers.insert(server.qpn(), (id, server));
         tasks.push((qp, id));
     }

@@ -11,7 +11,7 @@ use tokio::runtime::Builder;
 use tokio::task::{LocalSet, spawn_local};
 use uverbs::aio::{self, Worker};
 use uverbs::owned::BufferPool;
-use uverbs::{Context, Exclusive, ParentDomain, QpType, QueuePair};
+use uverbs::{Context, Exclusive, Handshake, ParentDomain, QpType, QueuePair};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -62,8 +62,8 @@ impl Core {
             let (client, server) = (cq.adopt(client)?, cq.adopt(server)?);
             let gid = client.context().default_gid(1)?;
             let (here, there) = (client.endpoint(&gid)?, server.endpoint(&gid)?);
-            client.handshake(&there)?;
-            server.handshake(&here)?;
+            client.handshake(&there, &Handshake::new())?;
+            server.handshake(&here, &Handshake::new())?;
             let pool = domain.buffer_pool_builder(SIZE).count(4 * DEPTH as usize).build()?;
             let serving = spawn_local(serve(server, pool.clone(), messages));
             ask(&client, &pool, messages).await?;

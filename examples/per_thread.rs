@@ -10,8 +10,8 @@ use std::time::Instant;
 use std::{env, thread};
 use uverbs::allocator::Arena;
 use uverbs::{
-    Access, CompletionQueue, Context, Exclusive, MemoryRegion, ParentDomain, QpType, QueuePair,
-    SendWr, ThreadDomain,
+    Access, CompletionQueue, Context, Exclusive, Handshake, MemoryRegion, ParentDomain, QpType,
+    QueuePair, SendWr, ThreadDomain,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -58,8 +58,8 @@ impl Worker {
         let peer = domain.qp_builder(&cq, &cq, QpType::RC).build()?;
         let gid = context.default_gid(1)?;
         let (here, there) = (qp.endpoint(&gid)?, peer.endpoint(&gid)?);
-        qp.handshake(&there)?;
-        peer.handshake(&here)?;
+        qp.handshake(&there, &Handshake::new())?;
+        peer.handshake(&here, &Handshake::new())?;
         let (mut source, target) = (
             domain.mr_builder().allocate(SIZE)?,
             domain

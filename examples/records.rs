@@ -4,7 +4,7 @@
 use std::mem::offset_of;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use uverbs::{Access, Context, QpType, SendWr};
+use uverbs::{Access, Context, Handshake, QpType, SendWr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -39,8 +39,8 @@ fn run() -> Result<()> {
     let collector = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let gid = context.default_gid(1)?;
     let (here, there) = (sensor.endpoint(&gid)?, collector.endpoint(&gid)?);
-    sensor.handshake(&there)?;
-    collector.handshake(&here)?;
+    sensor.handshake(&there, &Handshake::new())?;
+    collector.handshake(&here, &Handshake::new())?;
 
     // The collector's table, an element for each sensor, and the one sample that this sensor sends.
     let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

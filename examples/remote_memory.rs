@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use uverbs::{Access, CompletionQueue, Context, QpType, QueuePair, SendWr};
+use uverbs::{Access, CompletionQueue, Context, Handshake, QpType, QueuePair, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -33,8 +33,8 @@ fn run() -> Result<()> {
     let responder = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let gid = context.default_gid(1)?;
     let (here, there) = (requester.endpoint(&gid)?, responder.endpoint(&gid)?);
-    requester.handshake(&there)?;
-    responder.handshake(&here)?;
+    requester.handshake(&there, &Handshake::new())?;
+    responder.handshake(&here, &Handshake::new())?;
 
     let (whole, first) = ([ours.sge(..)?], [ours.sge(..8)?]);
     // The requester learns the address and the key of memory that it may reach.

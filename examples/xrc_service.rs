@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, process};
-use uverbs::{CompletionQueue, Context, Endpoint, QpType, RecvWr, SendWr, SrqNumber};
+use uverbs::{CompletionQueue, Context, Endpoint, Handshake, QpType, RecvWr, SendWr, SrqNumber};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -105,7 +105,7 @@ fn serve(context: &Context, path: &Path) -> Result<()> {
     let endpoint = initiator.endpoint(&context.default_gid(1)?)?;
     let target = endpoint_of(&first.expect("endpoint")?)?;
     writeln!(first.to, "{}", hex(&endpoint.to_bytes()))?;
-    initiator.handshake(&target)?;
+    initiator.handshake(&target, &Handshake::new())?;
     first.expect("connected as")?;
 
     for (queue, text) in [(queue, "to the first"), (other, "to the second")] {
@@ -142,7 +142,7 @@ fn worker(path: &Path, has_target: bool) -> Result<()> {
         println!("endpoint {}", hex(&endpoint.to_bytes()));
         let mut line = String::new();
         stdin().read_line(&mut line)?;
-        target.handshake(&endpoint_of(line.trim_end())?)?;
+        target.handshake(&endpoint_of(line.trim_end())?, &Handshake::new())?;
         println!("connected as {}", target.qpn().0);
     }
     let length = wait(&mut cq)?;

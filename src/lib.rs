@@ -41,7 +41,7 @@
 //! with the feature `serde` it travels in any format.
 //!
 //! ```rust,no_run
-//! use uverbs::{Context, RecvWr, QpType, SendWr};
+//! use uverbs::{Context, Handshake, RecvWr, QpType, SendWr};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let context = Context::open_first()?;
@@ -57,8 +57,8 @@
 //!     let mut right = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 //!     let gid = context.default_gid(1)?;
 //!     let (here, there) = (left.endpoint(&gid)?, right.endpoint(&gid)?);
-//!     left.handshake(&there)?;
-//!     right.handshake(&here)?;
+//!     left.handshake(&there, &Handshake::new())?;
+//!     right.handshake(&here, &Handshake::new())?;
 //!
 //!     let mut batch = right.recv_batch()?;
 //!     batch.push(RecvWr::new(&[inbox.sge(..)?]).id(1))?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use uverbs::cm::EventChannel;
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Notify, QpType, QueuePair,
-    RecvWr, SendWr,
+    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify, QpType,
+    QueuePair, RecvWr, SendWr,
 };
 #[cfg(all(feature = "sim", feature = "tokio"))]
 use uverbs_sim::Profile;
@@ -99,8 +99,8 @@ fn couple(fabric: &Fabric) -> Result<(Side, Side)> {
         a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
         b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
     );
-    a.qp.handshake(&at_b)?;
-    b.qp.handshake(&at_a)?;
+    a.qp.handshake(&at_b, &Handshake::new())?;
+    b.qp.handshake(&at_a, &Handshake::new())?;
     Ok((a, b))
 }
 
@@ -446,8 +446,8 @@ fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
             a.endpoint(&a.context().query_gid(1, 3)?)?,
             b.endpoint(&b.context().query_gid(1, 3)?)?,
         );
-        a.handshake(&at_b)?;
-        b.handshake(&at_a)?;
+        a.handshake(&at_b, &Handshake::new())?;
+        b.handshake(&at_a, &Handshake::new())?;
         let (mut to_a, mut to_b) = (a.inbox(&a_pool, 4), b.inbox(&b_pool, 4));
         let server = tokio::spawn(async move {
             for _ in 0..ROUNDS {

@@ -58,8 +58,8 @@ impl End {
             a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
             b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
         );
-        a.qp.handshake(&at_b)?;
-        b.qp.handshake(&at_a)?;
+        a.qp.handshake(&at_b, &Handshake::new())?;
+        b.qp.handshake(&at_a, &Handshake::new())?;
         Ok((a, b))
     }
 
@@ -718,8 +718,8 @@ fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
         b.qp.endpoint(&b.qp.context().query_gid(1, 0)?)?,
     );
     let options = Handshake::new().pkey_index(1);
-    a.qp.handshake_with(&at_b, &options)?;
-    b.qp.handshake_with(&at_a, &options)?;
+    a.qp.handshake(&at_b, &options)?;
+    b.qp.handshake(&at_a, &options)?;
     b.recv()?;
     a.send()?;
     assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
@@ -880,8 +880,8 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
             qp.endpoint(&qp.context().query_gid(1, 3)?)?,
             peer.qp.endpoint(&peer.qp.context().query_gid(1, 3)?)?,
         );
-        qp.handshake(&there)?;
-        peer.qp.handshake(&here)?;
+        qp.handshake(&there, &Handshake::new())?;
+        peer.qp.handshake(&here, &Handshake::new())?;
         let mut batch = qp.recv_batch()?;
         batch.push(pool.take()?, 1)?;
         batch.push(pool.take()?, 2)?;

@@ -380,7 +380,7 @@ pub async fn handshake(
     })?;
     // In a thread of its own: the kernel may wait for the network to tell the peer's hardware address.
     let (control, options) = (QpControl { qp: qp.qp.clone() }, *options);
-    let moved = tokio::task::spawn_blocking(move || control.handshake_with(&remote, &options));
+    let moved = tokio::task::spawn_blocking(move || control.handshake(&remote, &options));
     moved.await.map_err(|error| Error::new(VERB, Errno::CANCELED).detail(error.to_string()))??;
     peer.send("that this side is ready", b"R").await?;
     let mut ready = [0];

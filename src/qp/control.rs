@@ -25,7 +25,7 @@ use std::fmt;
 ///     }
 ///     _ => println!("no options"),
 /// }
-/// qp.handshake(remote)?;
+/// qp.handshake(remote, &Handshake::new())?;
 /// assert_eq!(qp.state(), QpState::RTS);
 /// // The kernel's word, which also tells errors that the device found.
 /// println!("{:?}", qp.query()?);

@@ -116,7 +116,7 @@ pub(crate) struct Local {
 /// ```no_run
 /// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint) -> uverbs::Result<()> {
 /// use uverbs::Handshake;
-/// qp.handshake_with(remote, &Handshake::new().timeout(18).rnr_retry(3))?;
+/// qp.handshake(remote, &Handshake::new().timeout(18).rnr_retry(3))?;
 /// # Ok(()) }
 /// ```
 ///
@@ -371,7 +371,7 @@ impl QpControl {
         Ok(endpoint)
     }
 
-    /// Connects to `remote` with the defaults of [`Handshake`]: `INIT`, `RTR`, `RTS`.
+    /// Connects to `remote`: `INIT`, `RTR`, `RTS`, with options whose defaults fit most networks.
     ///
     /// Both sides do the same; over XRC one is an initiator and the other a target. A datagram queue
     /// pair has no peer and is made ready with its own endpoint.
@@ -387,7 +387,7 @@ impl QpControl {
     /// ```no_run
     /// use std::io::{Error, Read, Result, Write};
     /// use std::net::TcpStream;
-    /// use uverbs::{Endpoint, GidEntry, QpControl};
+    /// use uverbs::{Endpoint, GidEntry, Handshake, QpControl};
     ///
     /// /// Connects `qp` to the queue pair of the program at the other end, which calls the same.
     /// fn connect(qp: &QpControl, mut stream: TcpStream, gid: &GidEntry) -> Result<()> {
@@ -395,7 +395,7 @@ impl QpControl {
     ///     let mut bytes = [0; Endpoint::BYTES];
     ///     stream.read_exact(&mut bytes)?;
     ///     let peer = Endpoint::from_bytes(&bytes).ok_or_else(|| Error::other("no endpoint"))?;
-    ///     qp.handshake(&peer)?;
+    ///     qp.handshake(&peer, &Handshake::new())?;
     ///     // This side can receive now. The peer's byte says that it can, too.
     ///     stream.write_all(b"R")?;
     ///     stream.read_exact(&mut [0; 1])
@@ -414,12 +414,7 @@ impl QpControl {
     /// `EINVAL` if [`endpoint`](Self::endpoint) was not called before, for a transport that is
     /// not connected like this (raw packets) and in states other than `RESET` and `INIT`;
     /// else as [`modify`](Self::modify).
-    pub fn handshake(&self, remote: &Endpoint) -> Result<()> {
-        self.handshake_with(remote, &Handshake::new())
-    }
-
-    /// Connects to `remote`; see [`handshake`](Self::handshake).
-    pub fn handshake_with(&self, remote: &Endpoint, options: &Handshake) -> Result<()> {
+    pub fn handshake(&self, remote: &Endpoint, options: &Handshake) -> Result<()> {
         const VERB: &str = "handshake";
         let qp_type = self.qp_type();
         if qp_type == QpType::RAW_PACKET {

@@ -3,8 +3,8 @@
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
 use crate::wr::Address;
 use crate::{
-    AddressHandle, AddressVector, Context, Errno, GidEntry, GidType, LinkLayer, LinkWidth,
-    PortState, QpAttr, QpState, QpType,
+    AddressHandle, AddressVector, Context, Errno, GidEntry, GidType, Handshake, LinkLayer,
+    LinkWidth, PortState, QpAttr, QpState, QpType,
 };
 use uverbs_uapi::device::UVERBS_METHOD_QUERY_PORT_SPEED;
 use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
@@ -111,7 +111,7 @@ fn queue_pairs_connect_over_the_port_of_their_endpoint() {
         assert_eq!(qp.path_to(&own).unwrap().port, port);
         // Within an InfiniBand subnet the local identifier is enough.
         assert_eq!(qp.path_to(&own).unwrap().global.is_some(), port == 1);
-        qp.handshake(&own).unwrap();
+        qp.handshake(&own, &Handshake::new()).unwrap();
         assert_eq!(u32::from(script.object(qp.handle()).port), port);
         let info = qp.query().unwrap();
         assert_eq!((info.state, info.port), (QpState::RTS, port));
@@ -144,7 +144,7 @@ fn a_port_that_is_down_says_so_beside_one_that_is_active() {
     let cq = context.cq_builder(16).build().unwrap();
     let qp = pd.qp_builder(&cq, &cq, QpType::UD).build().unwrap();
     let own = qp.endpoint(&context.query_gid(2, 0).unwrap()).unwrap();
-    qp.handshake(&own).unwrap();
+    qp.handshake(&own, &Handshake::new()).unwrap();
     assert_eq!(script.object(qp.handle()).port, 2);
     pd.create_ah(&qp.path_to(&own).unwrap()).unwrap();
     assert!(script.log().contains(&Op::CREATE_AH));

@@ -95,8 +95,8 @@ pub(crate) fn pkey_index() -> u16 {
 /// Connects a queue pair to an endpoint, in the partition that this port is a full member of.
 pub(crate) fn handshake(qp: &QpControl, remote: &Endpoint) -> uverbs::Result<()> {
     match pkey_index() {
-        0 if waits_for_receives() => qp.handshake(remote),
-        _ => qp.handshake_with(remote, &handshake_options()),
+        0 if waits_for_receives() => qp.handshake(remote, &Handshake::new()),
+        _ => qp.handshake(remote, &handshake_options()),
     }
 }
 

@@ -5,8 +5,8 @@ use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
-    Access, CompletionQueue, Endpoint, Errno, GidEntry, MemoryRegion, Mtu, QpState, QpType,
-    QueuePair, RecvWr, SendWr, WcStatus,
+    Access, CompletionQueue, Endpoint, Errno, GidEntry, Handshake, MemoryRegion, Mtu, QpState,
+    QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -98,7 +98,7 @@ fn handshake_before_endpoint_is_refused() -> Verdict {
     let ((_a, at_a), context) = (side(QpType::RC)?, env::open()?);
     let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
-    let error = qp.handshake(&at_a).unwrap_err();
+    let error = qp.handshake(&at_a, &Handshake::new()).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("endpoint"), "{error}");
     Ok(())
@@ -107,7 +107,7 @@ fn handshake_before_endpoint_is_refused() -> Verdict {
 fn second_handshake_is_refused() -> Verdict {
     let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
     env::handshake(&a.qp, &at_b)?;
-    assert_eq!(a.qp.handshake(&at_b).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(a.qp.handshake(&at_b, &Handshake::new()).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(a.qp.query()?.state, QpState::RTS);
     Ok(())
 }
@@ -128,7 +128,7 @@ fn endpoint_beyond_the_gid_table_is_refused() -> Verdict {
 fn handshake_options_are_applied() -> Verdict {
     let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
     let options = env::handshake_options().timeout(17).retry_count(3).rnr_retry(2).min_rnr_timer(9);
-    a.qp.handshake_with(&at_b, &options)?;
+    a.qp.handshake(&at_b, &options)?;
     let info = a.qp.query()?;
     assert_eq!((info.timeout, info.retry_count, info.rnr_retry, info.min_rnr_timer), (17, 3, 2, 9));
     Ok(())

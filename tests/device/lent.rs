@@ -76,8 +76,8 @@ pub(crate) fn pair() -> Verdict<(Half, Half)> {
 pub(crate) fn pair_of(one: Half, other: Half) -> Verdict<(Half, Half)> {
     let ends = [&one, &other].map(|half| Ok(half.qp.endpoint(&gid(&half.context)?)?));
     let [here, there]: [Verdict<_>; 2] = ends;
-    one.qp.handshake_with(&there?, &hasty())?;
-    other.qp.handshake_with(&here?, &hasty())?;
+    one.qp.handshake(&there?, &hasty())?;
+    other.qp.handshake(&here?, &hasty())?;
     Ok((one, other))
 }
 
@@ -103,7 +103,7 @@ impl Far {
                 self.0 = Some((half, memory));
             }
             (("connect", endpoint), Some((half, _))) => {
-                half.qp.handshake_with(&parse(endpoint)?, &hasty())?;
+                half.qp.handshake(&parse(endpoint)?, &hasty())?;
                 answer("connected");
             }
             _ => return Err(Stop::fail(format!("{line:?} makes no sense now"))),
@@ -123,7 +123,7 @@ pub(crate) fn far(helper: &mut Helper, context: &Context, qp: &QpControl) -> Ver
     let here = qp.endpoint(&gid(context)?)?;
     helper.tell(&format!("lent connect {}", print(&here)))?;
     helper.hear("connected")?;
-    qp.handshake_with(&parse(endpoint)?, &hasty())?;
+    qp.handshake(&parse(endpoint)?, &hasty())?;
     Ok(Remote { addr: addr.parse()?, rkey: Rkey(rkey.parse()?) })
 }
 

@@ -35,8 +35,8 @@ fn endpoint(side: &Side) -> Verdict<Endpoint> {
 /// Connects with endpoints.
 fn handshake(pair: &Pair, options: Handshake) -> Verdict {
     let (a, b) = (endpoint(&pair.a)?, endpoint(&pair.b)?);
-    pair.a.qp.handshake_with(&b, &options)?;
-    pair.b.qp.handshake_with(&a, &options)?;
+    pair.a.qp.handshake(&b, &options)?;
+    pair.b.qp.handshake(&a, &options)?;
     Ok(())
 }
 
@@ -128,11 +128,11 @@ fn handshake_uses_the_peers_rd_atomic() -> Verdict {
 fn handshake_steps_in_the_wrong_order_are_refused() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let b = endpoint(&pair.b)?;
-    let error = pair.a.qp.handshake(&b).unwrap_err();
+    let error = pair.a.qp.handshake(&b, &Handshake::new()).unwrap_err();
     assert!(error.message().contains("call QpControl::endpoint before"), "{error}");
     endpoint(&pair.a)?;
     env::handshake(&pair.a.qp, &b)?;
-    let error = pair.a.qp.handshake(&b).unwrap_err();
+    let error = pair.a.qp.handshake(&b, &Handshake::new()).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("handshake", Errno::INVAL));
     assert_eq!(error.message(), "a queue pair of type RC cannot go from RTS to INIT");
     Ok(())

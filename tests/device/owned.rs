@@ -338,8 +338,8 @@ fn receives_of_an_srq_come_back() -> Verdict {
         let client = Half::new()?;
         let there = server.endpoint(&gid(&context)?)?;
         let here = client.qp.endpoint(&gid(&client.context)?)?;
-        server.handshake_with(&here, &hasty())?;
-        client.qp.handshake_with(&there, &hasty())?;
+        server.handshake(&here, &hasty())?;
+        client.qp.handshake(&there, &hasty())?;
         servers.push(server);
         clients.push(client);
     }
@@ -388,8 +388,8 @@ fn receives_of_a_closed_pair_come_back() -> Verdict {
         let mut client = Half::new()?;
         let there = server.endpoint(&gid(&context)?)?;
         let here = client.qp.endpoint(&gid(&client.context)?)?;
-        server.handshake_with(&here, &hasty())?;
-        client.qp.handshake_with(&there, &hasty())?;
+        server.handshake(&here, &hasty())?;
+        client.qp.handshake(&there, &hasty())?;
         let mut batch = srq.batch()?;
         for tag in 0..MESSAGES as u64 {
             batch.push(pool.take().expect("a buffer"), tag)?;

@@ -199,8 +199,8 @@ fn after_a_reset_the_pair_works_again() -> Verdict {
     assert_eq!(a.qp.state(), QpState::RESET);
     let here = a.qp.endpoint(&gid(&a.context)?)?;
     let there = b.qp.endpoint(&gid(&b.context)?)?;
-    a.qp.handshake_with(&there, &hasty())?;
-    b.qp.handshake_with(&here, &hasty())?;
+    a.qp.handshake(&there, &hasty())?;
+    b.qp.handshake(&here, &hasty())?;
     let text = b.pool.copy(b"again").expect("a buffer");
     a.qp.scope(&mut a.cq, |receiver| {
         let received = receiver.recv(&mut inbox)?;
@@ -227,8 +227,8 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
     let ((mut a, mut a_cq), (mut b, mut b_cq)) = (make()?, make()?);
     let index = gid(&context)?;
     let (here, there) = (a.endpoint(&index)?, b.endpoint(&index)?);
-    a.handshake_with(&there, &hasty())?;
-    b.handshake_with(&here, &hasty())?;
+    a.handshake(&there, &hasty())?;
+    b.handshake(&here, &hasty())?;
     let mut theirs = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     theirs.copy_from(0, &pattern::bytes(1, 4096))?;
     let remote = theirs.remote(0)?;

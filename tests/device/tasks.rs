@@ -75,8 +75,8 @@ pub(crate) fn connected(one: &Half, other: &Half) -> Verdict {
     let there = other.qp.endpoint(&gid(&other.context)?)?;
     // Machines that emulate others let an acknowledgement wait: half a second in all is too little.
     let options = env::handshake_options().timeout(16);
-    one.qp.handshake_with(&there, &options)?;
-    Ok(other.qp.handshake_with(&here, &options)?)
+    one.qp.handshake(&there, &options)?;
+    Ok(other.qp.handshake(&here, &options)?)
 }
 
 pub(crate) fn pair() -> Verdict<(Half, Half)> {

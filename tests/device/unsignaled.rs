@@ -140,8 +140,8 @@ fn flushed_requests_come_back_once() -> Verdict {
         Ok::<_, crate::verdict::Stop>(half.qp.endpoint(&crate::pair::gid(&half.context)?)?)
     });
     let [here, there] = ends;
-    half.qp.handshake_with(&there?, &crate::lent::hasty())?;
-    other.qp.handshake_with(&here?, &crate::lent::hasty())?;
+    half.qp.handshake(&there?, &crate::lent::hasty())?;
+    other.qp.handshake(&here?, &crate::lent::hasty())?;
     half.qp.modify(&QpAttr::new().state(QpState::ERR))?;
     let remote = uverbs::Remote { addr: 0, rkey: uverbs::Rkey(0) };
     let mut batch = half.qp.send_batch()?;

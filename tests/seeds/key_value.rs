@@ -6,8 +6,8 @@ use crate::harness::{Dice, Fault, Record, Result, Stage};
 use std::collections::{BTreeSet, VecDeque};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    Access, CompletionQueue, Context, EventType, MemoryRegion, ProtectionDomain, QpType, QueuePair,
-    SendWr, WcStatus,
+    Access, CompletionQueue, Context, EventType, Handshake, MemoryRegion, ProtectionDomain, QpType,
+    QueuePair, SendWr, WcStatus,
 };
 
 const CLIENTS: usize = 2;
@@ -140,8 +140,8 @@ impl Client {
             qp.endpoint(&qp.context().query_gid(1, 3)?)?,
             theirs.endpoint(&theirs.context().query_gid(1, 3)?)?,
         );
-        theirs.handshake(&here)?;
-        qp.handshake(&there)?;
+        theirs.handshake(&here, &Handshake::new())?;
+        qp.handshake(&there, &Handshake::new())?;
         (self.qp, self.broken) = (Some(qp), false);
         Ok(())
     }

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use uverbs::aio::tokio::within;
 use uverbs::aio::{AsyncQueuePair, AsyncSharedReceiveQueue, Inbox};
 use uverbs::owned::{Buffer, BufferPool};
-use uverbs::{Context, QpType};
+use uverbs::{Context, Handshake, QpType};
 
 const CLIENTS: usize = 2;
 const REQUESTS: u64 = 8;
@@ -244,8 +244,8 @@ async fn talk(stage: &Stage, server: &Server, dice: &mut Dice) -> Result<Vec<u8>
             client.qp.endpoint(&client.qp.context().query_gid(1, 3)?)?,
             qp.endpoint(&qp.context().query_gid(1, 3)?)?,
         );
-        qp.handshake(&here)?;
-        client.qp.handshake(&there)?;
+        qp.handshake(&here, &Handshake::new())?;
+        client.qp.handshake(&there, &Handshake::new())?;
         clients.push(client);
     }
     let leaver =

@@ -6,7 +6,8 @@
 
 use uverbs::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QpType, QueuePair, SendWr,
+    Access, CompletionQueue, Context, Handshake, MemoryRegion, ProtectionDomain, QpType, QueuePair,
+    SendWr,
 };
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -58,8 +59,8 @@ impl Publisher {
             let qp = cq.adopt(qp)?;
             let gid = context.default_gid(1)?;
             let (here, there) = (qp.endpoint(&gid)?, theirs.endpoint(&gid)?);
-            theirs.handshake(&here)?;
-            qp.handshake(&there)?;
+            theirs.handshake(&here, &Handshake::new())?;
+            qp.handshake(&there, &Handshake::new())?;
             Ok(qp)
         };
         let [records, flags] = &reader.qps;

@@ -3,7 +3,9 @@
 
 use crate::failure::{Failure, Result};
 use std::time::{Duration, Instant};
-use uverbs::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair, SendWr, WcStatus};
+use uverbs::{
+    CompletionQueue, Context, Handshake, ProtectionDomain, QpType, QueuePair, SendWr, WcStatus,
+};
 
 /// How long a request may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -31,8 +33,8 @@ impl Path {
         let here = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
         let there = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
         let ends = (here.endpoint(&gid)?, there.endpoint(&gid)?);
-        here.handshake(&ends.1)?;
-        there.handshake(&ends.0)?;
+        here.handshake(&ends.1, &Handshake::new())?;
+        there.handshake(&ends.0, &Handshake::new())?;
         Ok(Path { here, _there: there, cq })
     }
 

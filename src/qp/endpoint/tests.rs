@@ -1,4 +1,5 @@
 use super::*;
+use crate::Handshake;
 
 fn side(qpn: u32, subnet: u8) -> Local {
     let mut gid = Gid::default();
@@ -212,18 +213,21 @@ fn a_handshake_brings_a_queue_pair_to_rts() {
         let bench = crate::tests::Bench::new();
         let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, qp_type).build().unwrap();
         let remote = side(2, 1).endpoint;
-        let error = qp.handshake(&remote).unwrap_err();
+        let error = qp.handshake(&remote, &Handshake::new()).unwrap_err();
         assert!(error.message().contains("call QpControl::endpoint before"), "{error}");
         *qp.qp.local.lock().unwrap() = Some(side(1, 1));
         let states = || (qp.state(), QpState(bench.script.object(qp.handle()).state));
         bench.script.refuse(Op::MODIFY_QP, Errno::NOMEM);
-        assert_eq!(qp.handshake(&remote).unwrap_err().kernel_errno(), Some(Errno::NOMEM));
+        assert_eq!(
+            qp.handshake(&remote, &Handshake::new()).unwrap_err().kernel_errno(),
+            Some(Errno::NOMEM)
+        );
         assert_eq!(states(), (QpState::RESET, QpState::RESET), "{qp_type}");
         bench.script.allow(Op::MODIFY_QP);
-        qp.handshake(&remote).unwrap();
+        qp.handshake(&remote, &Handshake::new()).unwrap();
         assert_eq!(states(), (QpState::RTS, QpState::RTS), "{qp_type}");
         let before = bench.script.log().len();
-        let error = qp.handshake(&remote).unwrap_err();
+        let error = qp.handshake(&remote, &Handshake::new()).unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL, "it is connected: {error}");
         assert!(bench.script.log()[before..].iter().all(|op| *op != Op::MODIFY_QP));
     }
@@ -262,7 +266,7 @@ fn a_handshake_names_an_mtu_that_it_does_not_know() {
     let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     *qp.qp.local.lock().unwrap() = Some(side(1, 1));
     let remote = Endpoint { mtu: Mtu(9), ..side(2, 1).endpoint };
-    let error = qp.handshake(&remote).unwrap_err();
+    let error = qp.handshake(&remote, &Handshake::new()).unwrap_err();
     assert_eq!(error.message(), "the peer's MTU has the unknown code 9");
     assert_eq!(qp.state(), QpState::RESET);
 }

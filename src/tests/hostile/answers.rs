@@ -5,8 +5,8 @@ use crate::cm::ConnectParam;
 use crate::owned::OwnedCompletionQueue;
 use crate::uverbs::scripted::Script;
 use crate::{
-    Access, AddressVector, Context, Gid, Notify, ObjectKind, QpAttr, QpState, QpType, RecvWr,
-    Rereg, Result, SendWr, Wc, WindowType,
+    Access, AddressVector, Context, Gid, Handshake, Notify, ObjectKind, QpAttr, QpState, QpType,
+    RecvWr, Rereg, Result, SendWr, Wc, WindowType,
 };
 use std::cell::Cell;
 use std::error::Error as _;
@@ -82,7 +82,7 @@ fn work(script: &Script, context: &Context) -> Result<()> {
         tell(qp.query().map(|info| format!("{info:?}")));
         tell(qp.query_ece());
         if let Some(endpoint) = tell(qp.endpoint(&qp.context().query_gid(1, 0)?)) {
-            tell(qp.handshake(&endpoint));
+            tell(qp.handshake(&endpoint, &Handshake::new()));
         }
         super::super::bring_up(script, &qp);
         if let Ok(mut batch) = qp.send_batch() {

@@ -8,7 +8,8 @@ use crate::verdict::{Verdict, trials};
 use std::net::SocketAddr;
 use uverbs::owned::OwnedCompletionQueue;
 use uverbs::{
-    Context, Errno, FlowEth, Packet, PostError, QpAttr, QpState, QpType, RawPacketCaps, SendWr, Sge,
+    Context, Errno, FlowEth, Handshake, Packet, PostError, QpAttr, QpState, QpType, RawPacketCaps,
+    SendWr, Sge,
 };
 
 trials![
@@ -161,8 +162,10 @@ fn requests_follow_the_state() -> Verdict {
     assert_eq!(it.post(send), Err(PostError::State(QpState::RTR)));
     it.qp.modify(&QpAttr::new().state(QpState::RTS))?;
     assert_eq!(it.qp.query()?.state, QpState::RTS);
-    let error =
-        it.qp.handshake(&it.qp.endpoint(&it.qp.context().query_gid(env::port(), 0)?)?).unwrap_err();
+    let error = it
+        .qp
+        .handshake(&it.qp.endpoint(&it.qp.context().query_gid(env::port(), 0)?)?, &Handshake::new())
+        .unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     it.send_wr(send)
 }

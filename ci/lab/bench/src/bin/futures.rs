@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use uverbs::aio::{self, Driver, Locking, Op, Readiness};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSendBatch};
 use uverbs::{
-    Access, Context, Device, Exclusive, GidEntry, MemoryRegion, ProtectionDomain, QpControl,
-    QpType, Remote, RingError, SendWr, Shared, Sharing,
+    Access, Context, Device, Exclusive, GidEntry, Handshake, MemoryRegion, ProtectionDomain,
+    QpControl, QpType, Remote, RingError, SendWr, Shared, Sharing,
 };
 
 /// Bytes of each message.
@@ -35,8 +35,8 @@ const PATIENCE: u32 = 10;
 
 fn connect(one: &QpControl, other: &QpControl, gid: GidEntry) -> Result<(), Failure> {
     let (here, there) = (one.endpoint(&gid)?, other.endpoint(&gid)?);
-    one.handshake(&there)?;
-    other.handshake(&here)?;
+    one.handshake(&there, &Handshake::new())?;
+    other.handshake(&here, &Handshake::new())?;
     Ok(())
 }
 

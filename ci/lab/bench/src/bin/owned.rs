@@ -21,8 +21,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    Access, CompletionQueue, Context, Device, GidEntry, MemoryRegion, ProtectionDomain, QpControl,
-    QpType, QueuePair, RecvWr, Remote, SendWr, Sge,
+    Access, CompletionQueue, Context, Device, GidEntry, Handshake, MemoryRegion, ProtectionDomain,
+    QpControl, QpType, QueuePair, RecvWr, Remote, SendWr, Sge,
 };
 
 /// Bytes of each message.
@@ -61,8 +61,8 @@ type Target = (MemoryRegion<u8>, Remote);
 
 fn connect(one: &QpControl, other: &QpControl, gid: GidEntry) -> Result<(), Failure> {
     let (here, there) = (one.endpoint(&gid)?, other.endpoint(&gid)?);
-    one.handshake(&there)?;
-    other.handshake(&here)?;
+    one.handshake(&there, &Handshake::new())?;
+    other.handshake(&here, &Handshake::new())?;
     Ok(())
 }
 

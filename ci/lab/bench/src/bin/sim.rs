@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
 use uverbs::sim::{Fabric, Mode, TokioClock};
 use uverbs::{
-    Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Notify, QpType, QueuePair,
-    RecvWr, SendWr,
+    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify, QpType,
+    QueuePair, RecvWr, SendWr,
 };
 
 /// The result that any thread of the program may return.
@@ -121,8 +121,8 @@ impl Side {
             a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
             b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
         );
-        a.qp.handshake(&at_b)?;
-        b.qp.handshake(&at_a)?;
+        a.qp.handshake(&at_b, &Handshake::new())?;
+        b.qp.handshake(&at_a, &Handshake::new())?;
         Ok((a, b))
     }
 
@@ -277,8 +277,8 @@ fn tasks(mode: Mode) -> Result<Run> {
             one.0.endpoint(&one.0.context().query_gid(1, 3)?)?,
             other.0.endpoint(&other.0.context().query_gid(1, 3)?)?,
         );
-        one.0.handshake(&at_other)?;
-        other.0.handshake(&at_one)?;
+        one.0.handshake(&at_other, &Handshake::new())?;
+        other.0.handshake(&at_one, &Handshake::new())?;
         Result::Ok((one, other))
     })?;
     let (a, a_pool, _a_driver) = one;

@@ -6,8 +6,8 @@ use lab_bench::control::{Control, Thing};
 use std::sync::atomic::AtomicU64;
 use uverbs::mlx5::{Var, VarKind};
 use uverbs::{
-    Access, AddressVector, CompletionQueue, Context, Device, GidEntry, ProtectionDomain, QpType,
-    QueuePair, ThreadDomain, devices,
+    Access, AddressVector, CompletionQueue, Context, Device, GidEntry, Handshake, ProtectionDomain,
+    QpType, QueuePair, ThreadDomain, devices,
 };
 
 /// A device and what others are made of.
@@ -48,7 +48,7 @@ impl Control for Ours {
         let cq = context.cq_builder(16).build()?;
         let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
         let itself = qp.endpoint(&self.gid)?;
-        qp.handshake(&itself)?;
+        qp.handshake(&itself, &Handshake::new())?;
         Ok((qp, cq))
     }
 

@@ -11,9 +11,9 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use uverbs::{
     Access, AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
-    GidEntry, MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType,
-    QueuePair, RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue,
-    Sharing, ThreadDomain, WcStatus, XrcTarget,
+    GidEntry, Handshake, MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey,
+    QpType, QueuePair, RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared,
+    SharedReceiveQueue, Sharing, ThreadDomain, WcStatus, XrcTarget,
 };
 
 /// How a batch of sends is handed over.
@@ -312,10 +312,10 @@ impl<S: Ringing> Path for Ours<S> {
         let target = xrcd.create_target()?;
         let xrc_srq = pd.srq_builder(1).xrc(&xrcd, &xrc.recv_cq).build()?;
         let (here, there) = (xrc.qp.endpoint(&gid)?, target.endpoint(&gid)?);
-        xrc.qp.handshake(&there)?;
-        target.handshake(&here)?;
+        xrc.qp.handshake(&there, &Handshake::new())?;
+        target.handshake(&here, &Handshake::new())?;
         let itself = datagrams.qp.endpoint(&gid)?;
-        datagrams.qp.handshake(&itself)?;
+        datagrams.qp.handshake(&itself, &Handshake::new())?;
         let ah = pd.create_ah(&datagrams.qp.path_to(&itself)?)?;
         let qkey = itself.qkey;
         Ok(Ours {
@@ -483,8 +483,8 @@ fn pair<S: Ringing>(
     }
     let peer = peer.build()?;
     let (here, there) = (ends.qp.endpoint(&gid)?, peer.endpoint(&gid)?);
-    ends.qp.handshake(&there)?;
-    peer.handshake(&here)?;
+    ends.qp.handshake(&there, &Handshake::new())?;
+    peer.handshake(&here, &Handshake::new())?;
     ends.peer = Some(peer);
     Ok(ends)
 }

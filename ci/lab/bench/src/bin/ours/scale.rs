@@ -6,8 +6,8 @@ use lab_bench::scale::Scale;
 use std::thread;
 use std::time::{Duration, Instant};
 use uverbs::{
-    Access, CompletionQueue, Context, Device, MemoryRegion, ProtectionDomain, QpType, QueuePair,
-    RawRange, SendWr,
+    Access, CompletionQueue, Context, Device, Handshake, MemoryRegion, ProtectionDomain, QpType,
+    QueuePair, RawRange, SendWr,
 };
 
 /// A device and what was made of it.
@@ -71,8 +71,8 @@ impl Scale for Ours {
                 let pair = [qp(&self.pd, &self.shared, RUN)?, qp(&self.pd, &self.shared, RUN)?];
                 let gid = self.context.default_gid(1)?;
                 let (here, there) = (pair[0].endpoint(&gid)?, pair[1].endpoint(&gid)?);
-                pair[0].handshake(&there)?;
-                pair[1].handshake(&here)?;
+                pair[0].handshake(&there, &Handshake::new())?;
+                pair[1].handshake(&here, &Handshake::new())?;
                 none.insert(pair)
             }
         };

@@ -5,8 +5,8 @@ use lab_bench::Failure;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use uverbs::{
-    Access, CompletionQueue, Context, Device, Endpoint, MemoryRegion, QpType, QueuePair, RecvWr,
-    Remote, Rkey, SendWr, Sge,
+    Access, CompletionQueue, Context, Device, Endpoint, Handshake, MemoryRegion, QpType, QueuePair,
+    RecvWr, Remote, Rkey, SendWr, Sge,
 };
 
 /// Receives that are posted ahead.
@@ -61,7 +61,7 @@ impl TrafficQueues {
         stream.read_exact(&mut addr)?;
         stream.read_exact(&mut rkey)?;
         let peer = Endpoint::from_bytes(&endpoint).ok_or("the other side speaks otherwise")?;
-        qp.handshake(&peer)?;
+        qp.handshake(&peer, &Handshake::new())?;
         let remote =
             Remote { addr: u64::from_be_bytes(addr), rkey: Rkey(u32::from_be_bytes(rkey)) };
         let source = [memory.sge(..size)?];
