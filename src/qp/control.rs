@@ -13,7 +13,7 @@ use std::fmt;
 ///
 /// ```no_run
 /// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint, peers: uverbs::Ece) -> uverbs::Result<()> {
-/// use uverbs::{Ece, QpAttr, QpState};
+/// use uverbs::{Ece, Handshake, QpAttr, QpState};
 ///
 /// println!("{} is of type {}, with {:?}", qp.qpn(), qp.qp_type(), qp.caps());
 /// let path = qp.path_to(remote)?;
