@@ -5,7 +5,7 @@
 //! and that a second run of the seed has the same history and the same memory.
 //!
 //! `UVERBS_SIM_SEEDS` is the number of seeds of the three programs together; `cargo ci soak seeds` runs 10,000. The
-//! defects that these tests have to find are in `ci/lab/src/cases/seed_mutants.rs`.
+//! defects that these tests have to find are in `ci/lab/src/host/seeds.rs`.
 #![cfg(all(feature = "sim", feature = "tokio"))]
 
 mod echo;

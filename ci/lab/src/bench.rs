@@ -3,7 +3,6 @@
 //! Each suite prints one table, and without a suite all of them run. Being slower is a result and no
 //! failure; what cannot be measured is.
 
-mod again;
 mod calls;
 mod cmtime;
 mod control;
@@ -13,6 +12,7 @@ mod path;
 mod perftest;
 mod pingpong;
 mod plot;
+mod repeats;
 mod rounds;
 mod rxe;
 mod scale;
@@ -22,10 +22,10 @@ mod size;
 mod table;
 
 use crate::arch::Arch;
-use crate::device::DeviceName;
-use crate::fetch::Needs;
-use crate::kernel::KernelName;
+use crate::machine::device::DeviceName;
 use crate::output::{errln, out};
+use crate::packages::fetch::Needs;
+use crate::packages::kernel::KernelName;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use lab_bench::control::Thing;

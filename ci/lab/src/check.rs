@@ -6,7 +6,6 @@
 //! | `dependencies`, `licence` | licences, packages in two versions, packages that compile C |
 //! | `api` | the public API, beside the one that `ci/api` records |
 //! | `package` | the packages as they are published |
-//! | `toolchain` | where the oldest supported compiler comes from |
 
 mod api;
 mod dependencies;
@@ -14,13 +13,13 @@ mod licence;
 mod lints;
 mod package;
 mod row;
-pub(crate) mod toolchain;
 
-use crate::cache::Cache;
-use crate::outcome::{Report, TestOutcome};
 use crate::output::outln;
-use crate::progress;
-use crate::summary::{Section, Summary};
+use crate::packages::cache::Cache;
+use crate::packages::toolchain::{self, Toolchain};
+use crate::run::outcome::{Report, TestOutcome};
+use crate::run::progress;
+use crate::run::summary::{Section, Summary};
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -31,7 +30,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
-use toolchain::Toolchain;
 
 /// `cargo ci check`
 #[derive(Args, Clone, Debug)]

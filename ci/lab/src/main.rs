@@ -3,64 +3,28 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
-mod accel;
-mod apt;
 mod arch;
 mod bench;
-mod cache;
-mod capability;
-mod cases;
 mod check;
-mod clock;
-mod cpio;
-mod cross;
-mod cutoff;
-mod deb;
-mod demo;
-mod device;
-mod examples;
-mod exec;
-mod fetch;
+mod commands;
 mod host;
-mod host_mutants;
-mod initramfs;
-mod junit;
-mod kernel;
-mod lanes;
-mod litmus;
-mod miri;
-mod module;
-mod monitor;
-mod musl;
-mod outcome;
+mod machine;
 /// Shared with the command line.
 #[path = "../../../cli/src/output.rs"]
 mod output;
-mod peers;
-mod processor;
-mod progress;
-mod python;
-mod qemu;
-mod quick;
-mod release;
-mod runner;
-mod seeds;
-mod session;
-mod smoke;
-mod soak;
-mod suite;
-mod summary;
-mod test;
-mod tie;
-mod vm;
-mod watch;
-mod workflow;
+mod packages;
+mod run;
+mod suites;
 mod workspace;
 
 use anyhow::Result;
-use cache::Cache;
 use clap::{Parser, Subcommand};
+use commands::{demo, exec, quick, runner, soak, test};
+use host::{miri, mutants};
 use output::{errln, outln};
+use packages::cache::Cache;
+use packages::{fetch, kernel};
+use run::{parent_death, signals, subprocess};
 use std::process::ExitCode;
 
 /// Boots real kernels in a VM, with RDMA devices and without hardware, and runs this workspace in
@@ -111,11 +75,11 @@ enum Verb {
     Miri(miri::MiriArguments),
     /// Change the library in a sample of places, one at a time, and list the changes that its host
     /// tests miss
-    Mutants(host_mutants::MutantsArguments),
+    Mutants(mutants::MutantsArguments),
     /// Make one static test binary for machines without Rust
     Bundle(test::BundleArguments),
     /// Run a program that is killed when the lab ends
-    #[command(hide = true, name = tie::SUBCOMMAND)]
+    #[command(hide = true, name = parent_death::SUBCOMMAND)]
     Tied {
         parent: i32,
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -129,7 +93,7 @@ const NAME: &str = "error";
 /// Ends the run early, because standard output failed.
 fn end(status: u8) -> ! {
     exec::restore_terminal();
-    watch::end_children();
+    subprocess::end_children();
     std::process::exit(status.into())
 }
 
@@ -156,7 +120,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     if !matches!(cli.command, Verb::Tied { .. }) {
-        cutoff::watch()?;
+        signals::watch()?;
     }
     match cli.command {
         Verb::Fetch { refresh, kernel, arch } => {
@@ -182,10 +146,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Test(arguments) => test::test(&arguments),
         Verb::Soak(arguments) => soak::soak(&arguments),
         Verb::Miri(arguments) => miri::miri(&arguments),
-        Verb::Mutants(arguments) => host_mutants::mutants(&arguments),
+        Verb::Mutants(arguments) => mutants::mutants(&arguments),
         Verb::Bundle(arguments) => test::bundle(&arguments),
         Verb::Tied { parent, command } => {
-            tie::become_tied(parent, &command)?;
+            parent_death::become_tied(parent, &command)?;
             Ok(ExitCode::FAILURE)
         }
     }

@@ -4,10 +4,10 @@
 //! `cargo build` made.
 
 use crate::arch::Arch;
-use crate::clock;
-use crate::cross::{Cross, Linking};
-use crate::musl::{self, Musl};
-use crate::progress;
+use crate::packages::cross::{Cross, Linking};
+use crate::packages::musl::{self, Musl};
+use crate::run::progress;
+use crate::run::stages;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -549,10 +549,10 @@ impl Workspace {
         }
         let step = progress::build(format!("building {package}"));
         let mut child = command.spawn().context("run cargo")?;
-        clock::alive(child.id());
+        stages::alive(child.id());
         let stdout = child.stdout.take().context("cargo has no output")?;
         let read = programs(BufReader::new(stdout), |note| step.note(note));
-        clock::wait_and_count(child.id());
+        stages::wait_and_count(child.id());
         let status = child.wait()?;
         let programs = read.context("read what cargo says")?;
         if !status.success() {

@@ -1,6 +1,6 @@
 //! The guest end of the VM's channel: a virtio-serial port.
 //!
-//! The host end is a socket held by `vm.rs` of `lab`.
+//! The host end is a socket held by `machine/vm.rs` of `lab`.
 
 use crate::Failure;
 use lab_guest::frame::{Frame, Kind};

@@ -1,5 +1,5 @@
 //! PID 1 of the lab's guests: mounts, loads modules, makes links, then starts the programs that the
-//! host orders over the channel and reports how they ended. The host end is `vm.rs` of `lab`.
+//! host orders over the channel and reports how they ended. The host end is `machine/vm.rs` of `lab`.
 //!
 //! The same file serves under three more names: `lab-launch` puts limits and a user on a process
 //! before it becomes the ordered program, `lab-count` counts a program's system calls, and

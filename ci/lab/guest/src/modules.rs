@@ -1,6 +1,6 @@
 //! Loads kernel modules with their dependencies, from the list that the host wrote.
 //!
-//! The list comes from `module.rs` of `lab`, which read it out of the modules themselves.
+//! The list comes from `kernel/module.rs` of `lab`, which read it out of the modules themselves.
 
 use crate::Failure;
 use crate::output::errln;

@@ -6,8 +6,8 @@
 use super::BenchArguments;
 use super::control;
 use super::rounds::{self, Library};
-use crate::progress;
-use crate::session::Session;
+use crate::machine::session::Session;
+use crate::run::progress;
 use anyhow::Result;
 use lab_bench::control::{LIST, Thing};
 use serde::Serialize;

@@ -3,11 +3,11 @@
 //!
 //! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours gives a ratio.
 
-use super::again::Repeats;
 use super::pingpong::{CLIENT_SAYS, server_and_client};
+use super::repeats::Repeats;
 use super::rounds::Library;
 use super::table::TableRow;
-use crate::vm::{GuestEvent, Vm};
+use crate::machine::vm::{GuestEvent, Vm};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::Order;
 use std::time::Duration;

@@ -5,9 +5,9 @@
 use super::BenchArguments;
 use super::rounds;
 use super::table::{Table, TableRow, TableTarget, Value};
-use crate::device::DeviceName;
-use crate::progress;
-use crate::session::{Machine, Session};
+use crate::machine::device::DeviceName;
+use crate::machine::session::{Machine, Session};
+use crate::run::progress;
 use crate::workspace::Profile;
 use anyhow::{Result, anyhow};
 use lab_bench::sample::{Sample, samples};

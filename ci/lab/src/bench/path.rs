@@ -7,9 +7,9 @@
 use super::BenchArguments;
 use super::rounds::{self, Found};
 use super::table::{Table, TableRow, TableTarget, Value};
-use crate::device::{DeviceName, Emulation};
-use crate::progress;
-use crate::session::{Machine, Session};
+use crate::machine::device::{DeviceName, Emulation};
+use crate::machine::session::{Machine, Session};
+use crate::run::progress;
 use anyhow::{Result, bail};
 use lab_bench::path::Operation;
 

@@ -1,9 +1,9 @@
 //! Both programs in one machine, in turns, and what they found.
 
 use super::BenchArguments;
+use crate::machine::session::{Machine, Session};
+use crate::machine::vm::{GuestEvent, Vm};
 use crate::output::errln;
-use crate::session::{Machine, Session};
-use crate::vm::{GuestEvent, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, anyhow, bail};
 use lab_bench::sample::{Sample, samples};

@@ -4,15 +4,15 @@
 //! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours
 //! gives a ratio, and the median of the ratios is what counts.
 
-use super::again::Repeats;
 use super::pingpong::{self, Program};
+use super::repeats::Repeats;
 use super::score::{Score, ScoreRow, Target};
 use super::{BenchArguments, perftest};
-use crate::device::DeviceName;
+use crate::machine::device::DeviceName;
+use crate::machine::session::{Machine, Session};
+use crate::machine::vm::{GuestEvent, Vm};
 use crate::output::errln;
-use crate::progress;
-use crate::session::{Machine, Session};
-use crate::vm::{GuestEvent, Vm};
+use crate::run::progress;
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Result, bail};
 use lab_guest::order::Order;

@@ -6,7 +6,7 @@
 use super::BenchArguments;
 use super::rounds::{self, Found, Library};
 use super::table::{Table, TableRow, TableTarget, Value};
-use crate::session::Session;
+use crate::machine::session::Session;
 use anyhow::Result;
 use lab_bench::scale::Part;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 
 use super::BenchArguments;
 use super::table::{Table, TableRow, TableTarget, Value};
-use crate::progress;
+use crate::run::progress;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, anyhow, bail};
 use lab_bench::sample::{Sample, samples};

@@ -3,7 +3,7 @@
 use super::BenchArguments;
 use super::rounds::{self, Library};
 use super::table::{Table, TableRow, TableTarget, Value};
-use crate::session::Session;
+use crate::machine::session::Session;
 use crate::workspace::Profile;
 use anyhow::{Context, Result};
 use std::fs;

@@ -5,8 +5,8 @@
 //! oldest one that the packages support, so a newer compiler on the machine changes nothing.
 
 use super::row::{self, CheckRow};
-use super::toolchain::Toolchain;
-use crate::outcome::TestOutcome;
+use crate::packages::toolchain::Toolchain;
+use crate::run::outcome::TestOutcome;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use public_api::{Builder, PublicItem};

@@ -5,7 +5,7 @@
 
 use super::licence;
 use super::row::{self, CheckRow};
-use crate::outcome::TestOutcome;
+use crate::run::outcome::TestOutcome;
 use crate::workspace::{self, Workspace};
 use anyhow::{Result, bail};
 use serde::Deserialize;

@@ -6,7 +6,7 @@
 //! require the feature, and the targets whose source asks for it: clippy sees these.
 
 use super::row::{self, CheckRow};
-use crate::outcome::TestOutcome;
+use crate::run::outcome::TestOutcome;
 use crate::workspace::{self, CargoTarget, Workspace};
 use anyhow::Result;
 use std::fs;
@@ -134,7 +134,7 @@ fn document(workspace: &Workspace, name: &str, sets: &[&[&str]]) -> CheckRow {
 /// Builds a published package with the release that it names as its oldest.
 pub(super) fn oldest(
     workspace: &Workspace,
-    toolchain: &super::toolchain::Toolchain,
+    toolchain: &crate::packages::toolchain::Toolchain,
     package: &str,
 ) -> CheckRow {
     row::timed(&format!("{package} with {toolchain}"), || -> Result<_> {
@@ -147,7 +147,7 @@ pub(super) fn oldest(
 /// Compiles a published library for a processor of 32 bits, without linking.
 pub(super) fn narrow(
     workspace: &Workspace,
-    toolchain: &super::toolchain::Toolchain,
+    toolchain: &crate::packages::toolchain::Toolchain,
     package: &str,
     target: &str,
 ) -> CheckRow {

@@ -1,8 +1,8 @@
 //! Packaging of what is published: as `cargo publish` would make the packages, without the registry.
 
 use super::row::{self, CheckRow};
-use crate::outcome::TestOutcome;
-use crate::watch;
+use crate::run::outcome::TestOutcome;
+use crate::run::subprocess;
 use crate::workspace::{self, Workspace};
 use anyhow::Result;
 use std::process::Command;
@@ -37,7 +37,7 @@ pub(super) fn packaging(workspace: &Workspace) -> CheckRow {
 }
 
 fn judge(command: Command) -> Result<TestOutcome> {
-    let run = watch::run(command, PATIENCE)?;
+    let run = subprocess::run(command, PATIENCE)?;
     let warnings = warnings(&run.stderr);
     Ok(match run.status {
         Some(status) if status.success() && warnings.is_empty() => TestOutcome::Passed,

@@ -1,8 +1,8 @@
 //! One check: its commands, its outcome, its time.
 
-use crate::outcome::{Report, TestOutcome};
-use crate::progress;
-use crate::watch::{self, CommandOutput};
+use crate::run::outcome::{Report, TestOutcome};
+use crate::run::progress;
+use crate::run::subprocess::{self, CommandOutput};
 use anyhow::Result;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub(super) fn timed(name: &str, check: impl FnOnce() -> Result<TestOutcome>) -> 
 
 /// Passed if a command ends with success, else failed with the last lines that it printed.
 pub(super) fn succeeds(command: Command) -> Result<TestOutcome> {
-    let run = watch::run(command, PATIENCE)?;
+    let run = subprocess::run(command, PATIENCE)?;
     Ok(match run.status {
         Some(status) if status.success() => TestOutcome::Passed,
         Some(status) => TestOutcome::Failed(format!("{status}\n{}", tail(&run))),

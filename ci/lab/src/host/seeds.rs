@@ -1,0 +1,171 @@
+//! The programs of `tests/seeds`: with 10,000 seeds, and with mistakes planted in the library, each of which some seeds
+//! have to find and some have not. A mistake that every seed finds needs no seeds.
+//!
+//! The mistakes are made as those of `cases/mutants.rs` are: in a copy of the workspace, all in one build, and an
+//! environment variable chooses one.
+
+use crate::run::jobs::say;
+use crate::run::outcome::{Report, TestOutcome};
+use crate::run::subprocess;
+use crate::run::summary::Section;
+use crate::suites::cases::mutants::{CHOICE, Edit, ROOT, VARIABLE, change};
+use crate::workspace::{self, CargoMessage, Workspace, copy_tree};
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Seeds of the soak, of all programs together.
+const SEEDS: u32 = 10_000;
+/// Seeds that each mistake is tried with.
+const TRIED: u64 = 100;
+const BUILDING: Duration = Duration::from_secs(30 * 60);
+const SOAKING: Duration = Duration::from_secs(2 * 60 * 60);
+/// How long one seed may take in real time. Time is virtual, so that a program that waits for ever ends at once.
+const ONE_SEED: Duration = Duration::from_secs(60);
+
+const ECHO: &str = "an_echo_is_what_was_sent";
+const VALUES: &str = "a_value_is_one_that_was_written";
+
+/// A mistake, and the program whose seeds find it.
+struct Mistake {
+    name: &'static str,
+    edit: Edit,
+    test: &'static str,
+}
+
+const MISTAKES: &[Mistake] = &[
+    Mistake {
+        name: "a_future_that_moves_to_another_task_wakes_the_first_one",
+        edit: Edit {
+            file: "src/aio/inflight.rs",
+            from: "Some(OpSlot::Pending(old)) if old.will_wake(waker) => return true,",
+            to: "Some(OpSlot::Pending(old)) if CHOSEN || old.will_wake(waker) => return true,",
+        },
+        test: ECHO,
+    },
+    Mistake {
+        name: "the_slot_of_a_dropped_future_is_free_before_its_request_is_over",
+        edit: Edit {
+            file: "src/aio/inflight.rs",
+            from: "Some(slot @ OpSlot::Pending(_)) => std::mem::replace(slot, OpSlot::Abandoned),",
+            to: "Some(slot @ OpSlot::Pending(_)) if !CHOSEN => std::mem::replace(slot, OpSlot::Abandoned),",
+        },
+        test: ECHO,
+    },
+    Mistake {
+        name: "a_waiter_that_is_dropped_after_it_was_woken_wakes_no_other",
+        edit: Edit {
+            file: "src/aio/inflight.rs",
+            from: "[left, if at == Some(0) { self.take_first_waker() } else { None }]",
+            to: "[left, if at == Some(0) && !CHOSEN { self.take_first_waker() } else { None }]",
+        },
+        test: ECHO,
+    },
+    Mistake {
+        name: "memory_comes_back_one_request_early",
+        edit: Edit {
+            file: "src/owned/cq.rs",
+            from: "if let Some(loan) = entry.loans(*last).take_back_covered(next, *last) {",
+            to: "let end = if CHOSEN { last.wrapping_add(2 << 6) } else { *last };
+            if let Some(loan) = entry.loans(*last).take_back_covered(next, end) {",
+        },
+        test: VALUES,
+    },
+];
+
+/// Runs the programs with the seeds of a soak.
+pub(crate) fn soak(workspace: &Workspace) -> Result<Section> {
+    let program = build(workspace)?;
+    let mut command = Command::new(program);
+    command.current_dir(workspace.root()).env("UVERBS_SIM_SEEDS", SEEDS.to_string());
+    command.args(crate::host::cargo_test::libtest_arguments());
+    let start = Instant::now();
+    let run = subprocess::run(command, SOAKING)?;
+    let reports = crate::host::cargo_test::judge("seeds", &run, true);
+    let note = format!("{SEEDS} seeds in {} s", start.elapsed().as_secs());
+    Ok(Section { name: "seeds".into(), reports, note })
+}
+
+/// Makes the mistakes, and counts the seeds that find each.
+pub(crate) fn mistakes(workspace: &Workspace) -> Result<Section> {
+    let directory = workspace.lab_directory()?.join("seeds");
+    let copy = directory.join("tree");
+    if copy.exists() {
+        fs::remove_dir_all(&copy)?;
+    }
+    copy_tree(workspace.root(), &copy)?;
+    for Mistake { name, edit, .. } in MISTAKES {
+        change(&copy, name, edit)?;
+    }
+    let root = copy.join(ROOT);
+    fs::write(&root, fs::read_to_string(&root)? + CHOICE)?;
+    let program = build(&Workspace::of_copy(&copy, &directory.join("target"))?)?;
+    for test in [ECHO, VALUES] {
+        let found = found(&program, "none", test)?;
+        ensure!(found == 0, "{test}: {found} of {TRIED} seeds fail without a mistake");
+    }
+    let mut reports = Vec::new();
+    for Mistake { name, test, .. } in MISTAKES {
+        let found = found(&program, name, test)?;
+        let outcome = match found {
+            0 => TestOutcome::Failed(format!("none of {TRIED} seeds finds it")),
+            TRIED => TestOutcome::Failed("each seed finds it, so that it needs none".into()),
+            _ => TestOutcome::Passed,
+        };
+        say!("{name}: {found} of {TRIED} seeds find it");
+        reports.push(Report { name: format!("seeds::{name}"), outcome });
+    }
+    Ok(Section { name: "seed-mistakes".into(), reports, note: format!("{TRIED} seeds each") })
+}
+
+/// How many seeds a test fails with.
+fn found(program: &Path, mistake: &str, test: &str) -> Result<u64> {
+    let mut found = 0;
+    for seed in 0..TRIED {
+        let mut command = Command::new(program);
+        command.args(["--exact", test]).env(VARIABLE, mistake).env("RUST_BACKTRACE", "0");
+        command.env("UVERBS_SIM_SEED", seed.to_string());
+        let run = subprocess::run(command, ONE_SEED)?;
+        found += u64::from(!run.status.is_some_and(|status| status.success()));
+    }
+    Ok(found)
+}
+
+/// Builds the tests.
+fn build(workspace: &Workspace) -> Result<PathBuf> {
+    let mut command = Command::new(workspace::cargo());
+    command.current_dir(workspace.root());
+    command.args(["test", "--package", "uverbs", "--all-features", "--test", "seeds", "--no-run"]);
+    command.arg("--target-dir").arg(workspace.target_directory());
+    command.arg("--message-format=json-render-diagnostics");
+    let run = subprocess::run(command, BUILDING)?;
+    if !run.status.is_some_and(|status| status.success()) {
+        bail!("building the tests with seeds: {:?}\n{}", run.status, run.stderr);
+    }
+    let messages = run.stdout.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let mut programs = messages.filter_map(CargoMessage::program);
+    Ok(programs.next().context("cargo built no tests with seeds")?.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suites::cases::mutants::changed;
+    use std::collections::BTreeMap;
+
+    /// This fails in seconds, not only in a soak.
+    #[test]
+    fn every_mistake_can_be_made() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut texts = BTreeMap::new();
+        for Mistake { name, edit, .. } in MISTAKES {
+            let read = || fs::read_to_string(root.join(edit.file)).unwrap();
+            let text = texts.entry(edit.file).or_insert_with(read);
+            *text = changed(text, name, edit).unwrap();
+        }
+        let made: usize = texts.values().map(|text| text.matches("crate::mutant(").count()).sum();
+        assert_eq!(made, MISTAKES.len());
+    }
+}

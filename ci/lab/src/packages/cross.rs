@@ -1,0 +1,348 @@
+//! Programs for another processor: a compiler that has the target's standard library, and a linker
+//! with the C library's files.
+//!
+//! The machine's own compiler is used if it has the target (`rustup target add`), else Debian's with
+//! the standard library of the same version, from the cache. The linker is Debian's in both cases.
+//! rustc starts it without a C compiler between them, so the script of the linker names what that
+//! would add: the start files, libgcc and the C library, for a program at a fixed address. Programs
+//! are static, but for one that opens rdma-core's libraries: it is linked with the guest's own.
+
+use crate::arch::Arch;
+use crate::packages::apt::{Apt, DebPackage, DebSuite};
+use crate::packages::cache::{Cache, Filling};
+use crate::packages::deb;
+use crate::packages::rdma_core;
+use crate::packages::toolchain::{self, STANDARD};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The suites of the parts.
+pub(crate) const LINKER_SUITE: DebSuite = DebSuite::Trixie;
+pub(crate) const COMPILER_SUITE: DebSuite = DebSuite::TrixieBackports;
+
+/// Packages for this machine that know the other architecture: the linker, and files of the C library
+/// and of libgcc that are linked.
+const LINKER: [&str; 3] =
+    ["binutils-aarch64-linux-gnu", "libc6-dev-arm64-cross", "libgcc-14-dev-arm64-cross"];
+
+/// What builds static programs for another architecture.
+#[derive(Clone, Debug)]
+pub(crate) struct Cross {
+    arch: Arch,
+    /// The unit of the linker.
+    linker: PathBuf,
+    /// The unit of the compiler; `None` if it is the machine's own.
+    compiler: Option<PathBuf>,
+    /// The shared libraries of the guest, if rdma-core's tools are there.
+    shared: Option<PathBuf>,
+}
+
+/// Where a program has its libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linking {
+    /// In itself.
+    Static,
+    /// In the guest, which gets them with rdma-core's tools.
+    Dynamic,
+}
+
+/// The unit of the linker, if it is there.
+pub(crate) fn linker(arch: Arch, cache: &Cache) -> Option<PathBuf> {
+    cache.unit(&arch.unit("linker"))
+}
+
+/// Whether a compiler is there: the machine's own, or Debian's.
+pub(crate) fn has_compiler(arch: Arch, cache: &Cache) -> bool {
+    machine_has(arch.target()) || cache.unit(&arch.unit("rust")).is_some()
+}
+
+/// Whether the machine's own compiler has the target's standard library.
+pub(crate) fn machine_has(target: &str) -> bool {
+    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(compiler).args(["--print", "sysroot"]).stdin(Stdio::null()).output();
+    let Some(output) = output.ok().filter(|output| output.status.success()) else { return false };
+    let sysroot = String::from_utf8_lossy(&output.stdout).into_owned();
+    let libraries = Path::new(sysroot.trim_end()).join("lib/rustlib").join(target).join("lib");
+    let is_standard = |name: &str| name.starts_with("libstd-") && name.ends_with(".rlib");
+    fs::read_dir(libraries).is_ok_and(|files| {
+        files.flatten().any(|file| is_standard(&file.file_name().to_string_lossy()))
+    })
+}
+
+impl Cross {
+    /// What builds for an architecture, from the machine and the cache.
+    pub(crate) fn find(arch: Arch, cache: &Cache) -> Result<Self> {
+        let linker = linker(arch, cache).context("the linker has gone from the cache")?;
+        let compiler = match machine_has(arch.target()) {
+            true => None,
+            false => Some(cache.unit(&arch.unit("rust")).context("Rust has gone from the cache")?),
+        };
+        let shared = rdma_core::peers(arch, cache).map(|unit| unit.join(arch.libraries()));
+        Ok(Self { arch, linker, compiler, shared })
+    }
+
+    /// The architecture of what it builds.
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Makes cargo build with it; `directory` gets the scripts that cargo and rustc start.
+    pub(crate) fn configure(
+        &self,
+        command: &mut Command,
+        directory: &Path,
+        linking: Linking,
+    ) -> Result<()> {
+        fs::create_dir_all(directory)?;
+        let (before, after) = match linking {
+            Linking::Static => self.linker_words(&[], &STATIC)?,
+            Linking::Dynamic => self.dynamic_words(&directory.join("shared"))?,
+        };
+        let linker = script(directory, "ld", &before, &after)?;
+        let libraries = if linking == Linking::Static { "+" } else { "-" };
+        let flags = [
+            &format!("-Ctarget-feature={libraries}crt-static"),
+            "-Crelocation-model=static",
+            "-Clinker-flavor=ld",
+        ];
+        command
+            .env(toolchain::target_variable(self.arch.target(), "LINKER"), linker)
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
+        if let Some(unit) = &self.compiler {
+            let mut words = from_unit(unit, "rustc");
+            // The compiler would look for its libraries beside the loader.
+            words.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
+            command
+                .env("RUSTC", script(directory, "rustc", &words, &[])?)
+                .env_remove("RUSTUP_TOOLCHAIN")
+                .env_remove("RUSTC_WRAPPER")
+                .env_remove("RUSTC_WORKSPACE_WRAPPER");
+        }
+        Ok(())
+    }
+
+    /// The words before and after the linker's arguments, with these libraries, which it looks for in
+    /// `directories` first.
+    fn linker_words(
+        &self,
+        directories: &[&Path],
+        libraries: &[&str],
+    ) -> Result<(Vec<String>, Vec<String>)> {
+        let library = self.linker.join(C_LIBRARY);
+        let compiler = compiler_files(&self.linker)?;
+        let path = |directory: &Path, file: &str| directory.join(file).display().to_string();
+        let mut before = from_unit(&self.linker, LD);
+        // A file of the C library is a script that names others from the root.
+        before.push(format!("--sysroot={}", self.linker.display()));
+        before.extend([path(&library, "crt1.o"), path(&library, "crti.o")]);
+        before.push(path(&compiler, "crtbeginT.o"));
+        for directory in directories.iter().chain(&[&*library, &*compiler]) {
+            before.push(format!("-L{}", directory.display()));
+        }
+        let mut after: Vec<String> = libraries.iter().map(|word| (*word).to_owned()).collect();
+        after.extend([path(&compiler, "crtend.o"), path(&library, "crtn.o")]);
+        Ok((before, after))
+    }
+
+    /// The same for a program that loads the guest's libraries. `directory` gets files by which the linker
+    /// finds these under the names that it looks for.
+    fn dynamic_words(&self, directory: &Path) -> Result<(Vec<String>, Vec<String>)> {
+        let shared =
+            self.shared.as_deref().context("no shared libraries of the guest are there")?;
+        fs::create_dir_all(directory)?;
+        let rest = self.linker.join(C_LIBRARY).join("libc_nonshared.a");
+        for (name, version) in [("c", "6"), ("m", "6"), ("gcc_s", "1")] {
+            let library = shared.join(format!("lib{name}.so.{version}"));
+            let mut files = format!("\"{}\"", library.display());
+            if name == "c" {
+                // The loader has a part of the C library.
+                let loader = shared.join("ld-linux-aarch64.so.1");
+                files += &format!(" \"{}\" AS_NEEDED ( \"{}\" )", rest.display(), loader.display());
+            }
+            fs::write(directory.join(format!("lib{name}.so")), format!("GROUP ( {files} )\n"))?;
+        }
+        let (mut before, after) = self.linker_words(&[directory], &DYNAMIC)?;
+        let shared = shared.display().to_string();
+        before.extend(["-dynamic-linker", LOADER, "-rpath-link", &shared].map(str::to_owned));
+        Ok((before, after))
+    }
+}
+
+const STATIC: [&str; 6] = ["-Bstatic", "--start-group", "-lgcc", "-lgcc_eh", "-lc", "--end-group"];
+const DYNAMIC: [&str; 6] = ["-Bdynamic", "--start-group", "-lgcc", "-lgcc_s", "-lc", "--end-group"];
+/// What starts dynamic programs, in the guest.
+const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
+
+const LD: &str = "aarch64-linux-gnu-ld.bfd";
+/// Where the linker's unit has the C library.
+const C_LIBRARY: &str = "usr/aarch64-linux-gnu/lib";
+/// Where it has a directory with the files of each version of gcc.
+const COMPILERS: &str = "usr/lib/gcc-cross/aarch64-linux-gnu";
+
+/// The directory of libgcc.
+fn compiler_files(unit: &Path) -> Result<PathBuf> {
+    let versions =
+        fs::read_dir(unit.join(COMPILERS)).with_context(|| format!("list {COMPILERS}"))?;
+    let mut found = versions.flatten().map(|entry| entry.path());
+    found.find(|path| path.join("libgcc.a").is_file()).context("no libgcc in the linker's unit")
+}
+
+/// The words that start a program of a unit for this machine, by the unit's own loader.
+pub(crate) fn from_unit(unit: &Path, program: &str) -> Vec<String> {
+    let path = |relative: &str| unit.join(relative).display().to_string();
+    vec![
+        path("usr/lib64/ld-linux-x86-64.so.2"),
+        "--library-path".into(),
+        path(Arch::X86_64.libraries()),
+        path(&format!("usr/bin/{program}")),
+    ]
+}
+
+/// A script that starts a program with words around its arguments: cargo and rustc start files, not
+/// command lines.
+pub(crate) fn script(
+    directory: &Path,
+    name: &str,
+    before: &[String],
+    after: &[String],
+) -> Result<PathBuf> {
+    let quoted = |words: &[String]| {
+        words.iter().map(|word| toolchain::quoted(word)).collect::<Vec<_>>().join(" ")
+    };
+    let text = format!("#!/bin/sh\nexec {} \"$@\" {}\n", quoted(before), quoted(after));
+    let path = directory.join(name);
+    // A script that stays as it is keeps its time, by which cargo knows the compiler.
+    if !fs::read_to_string(&path).is_ok_and(|before| before == text) {
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(path)
+}
+
+/// Downloads the linker, by the lists of this machine's architecture.
+pub(crate) fn fetch_linker(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+    let mut wanted = LINKER.to_vec();
+    wanted.push("libc6");
+    let packages: Vec<DebPackage> = apt
+        .closure(&wanted)?
+        .into_iter()
+        .filter(|package| {
+            LINKER.contains(&package.name.as_str()) || !package.name.ends_with("-cross")
+        })
+        .collect();
+    let files = apt.download(&format!("linker for {}", arch.label()), &packages)?;
+    filling.add(&arch.unit("linker"), |unit| {
+        for file in &files {
+            deb::unpack(file, unit, is_of_linker)?;
+            fs::remove_file(file)?;
+        }
+        runs(&from_unit(unit, LD)).context("the fetched linker")?;
+        for file in ["crt1.o", "libc.a"] {
+            if !unit.join(C_LIBRARY).join(file).is_file() {
+                bail!("{file} is not in the packages");
+            }
+        }
+        compiler_files(unit)?;
+        Ok(packages.iter().map(DebPackage::to_string).collect())
+    })?;
+    Ok(())
+}
+
+/// Downloads Debian's compiler by the lists of this machine's architecture, and the standard library of
+/// the same version by those of the other.
+pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+    let packages: Vec<DebPackage> = apt
+        .closure(&["rustc", "libc6"])?
+        .into_iter()
+        .filter(|package| toolchain::needed(&package.name))
+        .collect();
+    let same = packages.iter().find(|package| package.name == STANDARD);
+    let standard = same.with_context(|| format!("rustc comes without {STANDARD}"))?.clone();
+    let files = apt.download("Rust", &packages)?;
+    let scratch = filling.scratch(&format!("apt-rust-{}", arch.label()))?;
+    let other = Apt::update(COMPILER_SUITE, arch.debian(), &scratch)?;
+    let library = other
+        .download(&format!("Rust's library for {}", arch.label()), std::slice::from_ref(&standard))
+        .with_context(|| {
+            format!(
+                "{} has {standard} for {} and not for {}; `rustup target add {}` brings it as well",
+                COMPILER_SUITE.name(),
+                Arch::X86_64.debian(),
+                arch.debian(),
+                arch.target()
+            )
+        })?;
+    filling.add(&arch.unit("rust"), |unit| {
+        for file in files.iter().chain(&library) {
+            deb::unpack(file, unit, toolchain::wanted)?;
+            fs::remove_file(file)?;
+        }
+        let mut words = from_unit(unit, "rustc");
+        words.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
+        runs(&words).context("the fetched compiler")?;
+        let mut sources: Vec<String> = packages.iter().map(DebPackage::to_string).collect();
+        sources.push(format!("{standard} ({})", arch.debian()));
+        Ok(sources)
+    })?;
+    Ok(())
+}
+
+/// Fails unless a program tells its version.
+fn runs(words: &[String]) -> Result<()> {
+    let output =
+        Command::new(&words[0]).args(&words[1..]).arg("--version").stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        bail!("--version: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+/// The linker, a disassembler with their libraries, and what is linked.
+fn is_of_linker(path: &Path) -> bool {
+    const PROGRAMS: [&str; 2] =
+        ["usr/bin/aarch64-linux-gnu-ld.bfd", "usr/bin/aarch64-linux-gnu-objdump"];
+    const OF_COMPILER: [&str; 4] = ["crtbeginT.o", "crtend.o", "libgcc.a", "libgcc_eh.a"];
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let directory = path.parent().unwrap_or(Path::new(""));
+    if path.starts_with(C_LIBRARY) {
+        return file.ends_with(".o") || file.ends_with(".a");
+    }
+    if path.starts_with(COMPILERS) {
+        return OF_COMPILER.contains(&&*file);
+    }
+    let libraries = ["usr/lib64", Arch::X86_64.libraries()];
+    PROGRAMS.iter().any(|program| path == Path::new(program))
+        || (file.contains(".so") && libraries.iter().any(|known| directory == Path::new(known)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_linker_is_unpacked_with_what_it_links() {
+        let wanted = |path: &str| is_of_linker(Path::new(path));
+        assert!(wanted("usr/bin/aarch64-linux-gnu-ld.bfd"));
+        assert!(wanted("usr/lib/x86_64-linux-gnu/libbfd-2.44-arm64.so"));
+        assert!(wanted("usr/aarch64-linux-gnu/lib/crt1.o"));
+        assert!(wanted("usr/lib/gcc-cross/aarch64-linux-gnu/14/libgcc_eh.a"));
+        assert!(!wanted("usr/lib/gcc-cross/aarch64-linux-gnu/14/libgcov.a"));
+        assert!(!wanted("usr/aarch64-linux-gnu/include/stdio.h"));
+        assert!(!wanted("usr/bin/aarch64-linux-gnu-as"));
+    }
+
+    #[test]
+    fn a_script_puts_arguments_between_start_and_end_files() {
+        let directory = std::env::temp_dir().join(format!("lab-script-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let words =
+            |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let path = script(&directory, "echo", &words(&["echo", "a b"]), &words(&["it's"])).unwrap();
+        let output = Command::new(path).args(["one", "t w o"]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "a b one t w o it's\n");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}
