@@ -24,7 +24,7 @@ use host::{miri, mutants};
 use output::{errln, outln};
 use packages::cache::Cache;
 use packages::{fetch, kernel};
-use run::{parent_death, signals, subprocess};
+use run::{parent_death, signals, subprocess, terminal};
 use std::process::ExitCode;
 
 /// Boots real kernels in a VM, with RDMA devices and without hardware, and runs this workspace in
@@ -92,7 +92,7 @@ const NAME: &str = "error";
 
 /// Ends the run early, because standard output failed.
 fn end(status: u8) -> ! {
-    exec::restore_terminal();
+    terminal::restore();
     subprocess::end_children();
     std::process::exit(status.into())
 }

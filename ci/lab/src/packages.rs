@@ -1,6 +1,7 @@
 //! Debian packages in the download cache: kernels, QEMU, compilers, and programs for the guest.
 
 pub(crate) mod apt;
+pub(crate) mod busybox;
 pub(crate) mod cache;
 pub(crate) mod cross;
 pub(crate) mod deb;

@@ -9,3 +9,4 @@ pub(crate) mod signals;
 pub(crate) mod stages;
 pub(crate) mod subprocess;
 pub(crate) mod summary;
+pub(crate) mod terminal;

@@ -3,4 +3,5 @@
 pub(crate) mod capability;
 pub(crate) mod cases;
 pub(crate) mod examples;
+pub(crate) mod setup;
 pub(crate) mod suite;

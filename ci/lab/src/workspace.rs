@@ -324,6 +324,19 @@ impl Workspace {
         })
     }
 
+    /// The programs for a guest, with their names in it.
+    pub(crate) fn programs(&self, profile: Profile) -> Result<Vec<(String, PathBuf)>> {
+        let mut programs = Vec::new();
+        if self.has("uverbs-cli", "bin", "uverbs") {
+            programs.push(("uverbs".into(), self.static_program("uverbs-cli", "uverbs", profile)?));
+        }
+        if self.has("uverbs", "test", "device") {
+            let test = self.static_test("uverbs", "device", profile)?;
+            programs.push(("uverbs-device-tests".into(), test));
+        }
+        Ok(programs)
+    }
+
     /// Builds a static program of a package.
     pub(crate) fn static_program(
         &self,

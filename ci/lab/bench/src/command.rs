@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::control::{self, Control, FIRST_BY_ADDRESS, LIST, STOP, Thing};
+use crate::path::Rounds;
 use crate::scale::{self, Scale};
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,21 +16,6 @@ pub trait Programs {
 
     /// Measures the data path, with `alone` under a thread domain.
     fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure>;
-}
-
-/// How the data path is measured.
-#[derive(Clone, Copy, Debug)]
-pub struct Rounds<'a> {
-    /// On which device.
-    pub device: &'a str,
-    /// Under a thread domain.
-    pub alone: bool,
-    /// How often.
-    pub runs: u32,
-    /// A nanosecond must be an instruction, and a run where it is not does not count.
-    pub counting: bool,
-    /// Only operations whose name contains this.
-    pub only: &'a str,
 }
 
 /// Does what the arguments say.

@@ -3,7 +3,6 @@
 //! A side does the same operation so often that starting and stopping the clock weighs nothing.
 //! Queues are brought back to rest between runs, outside the time that is taken.
 
-use crate::command::Rounds;
 use crate::sample::Sample;
 use crate::{Failure, clock};
 use std::time::Instant;
@@ -179,6 +178,21 @@ pub trait Path: Sized {
 
     /// Posts [`RUN`] signaled writes and waits until all are done, but does not poll.
     fn fill(&mut self) -> Result<(), Failure>;
+}
+
+/// How the data path is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds<'a> {
+    /// On which device.
+    pub device: &'a str,
+    /// Under a thread domain.
+    pub alone: bool,
+    /// How often.
+    pub runs: u32,
+    /// A nanosecond must be an instruction, and a run where it is not does not count.
+    pub counting: bool,
+    /// Only operations whose name contains this.
+    pub only: &'a str,
 }
 
 /// Measures what the rounds ask for, and prints each sample.

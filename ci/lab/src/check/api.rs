@@ -69,7 +69,7 @@ fn describe(
     toolchain: &Toolchain,
     package: &str,
 ) -> Result<std::result::Result<PathBuf, String>> {
-    let mut command = toolchain.cargo(workspace)?;
+    let mut command = toolchain.cargo(workspace.root(), &workspace.lab_directory()?)?;
     command.args(["rustdoc", "--quiet", "--locked", "--lib", "--all-features"]);
     command.args(["--package", package, "--", "-Z", "unstable-options", "--output-format", "json"]);
     // `docs` judges the text.
@@ -78,7 +78,7 @@ fn describe(
         return Ok(Err(message));
     }
     let name = format!("doc/{}.json", package.replace('-', "_"));
-    Ok(Ok(toolchain.target_directory(workspace)?.join(name)))
+    Ok(Ok(toolchain.target_directory(&workspace.lab_directory()?)?.join(name)))
 }
 
 /// The lines of an API; `None` if the format of the JSON is unknown.

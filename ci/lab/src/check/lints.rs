@@ -138,7 +138,7 @@ pub(super) fn oldest(
     package: &str,
 ) -> CheckRow {
     row::timed(&format!("{package} with {toolchain}"), || -> Result<_> {
-        let mut command = toolchain.cargo(workspace)?;
+        let mut command = toolchain.cargo(workspace.root(), &workspace.lab_directory()?)?;
         command.args(["check", "--quiet", "--locked", "--all-features", "--package", package]);
         row::succeeds(command)
     })
@@ -152,7 +152,7 @@ pub(super) fn narrow(
     target: &str,
 ) -> CheckRow {
     row::timed(&format!("{package} for {target}"), || -> Result<_> {
-        let mut command = toolchain.cargo(workspace)?;
+        let mut command = toolchain.cargo(workspace.root(), &workspace.lab_directory()?)?;
         command.args(["check", "--quiet", "--locked", "--lib", "--package", package]);
         if let Err(error) = toolchain.aim(&mut command, target) {
             return Ok(TestOutcome::Skipped(format!("[{target}] {error:#}")));

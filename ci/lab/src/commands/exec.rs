@@ -11,15 +11,15 @@ use crate::output::{self, errln};
 use crate::packages::fetch::Needs;
 use crate::packages::kernel::KernelName;
 use crate::run::stages;
-use crate::workspace::{Profile, Workspace};
+use crate::run::terminal::RawTerminal;
+use crate::workspace::Profile;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use lab_guest::order::{Ending, Order};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::tcgetwinsize;
 use std::io::{IsTerminal, stdin};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -75,20 +75,6 @@ pub(crate) struct ExecArguments {
     /// has a file of that path. `uverbs` and `uverbs-device-tests` are built if the command names them
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
-}
-
-/// The programs that the workspace has, with their names in the guest.
-pub(crate) fn programs(workspace: &Workspace, profile: Profile) -> Result<Vec<(String, PathBuf)>> {
-    let mut programs = Vec::new();
-    if workspace.has("uverbs-cli", "bin", "uverbs") {
-        programs
-            .push(("uverbs".into(), workspace.static_program("uverbs-cli", "uverbs", profile)?));
-    }
-    if workspace.has("uverbs", "test", "device") {
-        let test = workspace.static_test("uverbs", "device", profile)?;
-        programs.push(("uverbs-device-tests".into(), test));
-    }
-    Ok(programs)
 }
 
 /// Runs the command and returns its exit status.
@@ -174,7 +160,7 @@ fn run(
             vec![("uverbs".into(), path)]
         }
         Own { command_line: false, suite: false } if !arguments.build => Vec::new(),
-        _ => programs(&session.workspace, Profile::Checked)?,
+        _ => session.workspace.programs(Profile::Checked)?,
     };
     drop(stage);
     if let Some((name, path)) = from_here {
@@ -260,37 +246,6 @@ pub(crate) fn show(event: &GuestEvent) {
         }
         GuestEvent::Stderr(_, bytes) => output::pass_on(bytes),
         GuestEvent::Exit(..) => {}
-    }
-}
-
-/// The terminal's mode before it became raw.
-static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
-
-/// Ends raw mode of the terminal, if that is on.
-pub(crate) fn restore_terminal() {
-    if let Some(before) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        // A terminal that is gone needs no reset.
-        let _gone = tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &before);
-    }
-}
-
-/// Raw mode of the terminal, until dropped.
-struct RawTerminal;
-
-impl RawTerminal {
-    fn enter() -> Result<Self> {
-        let before = tcgetattr(rustix::stdio::stdin())?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
-        tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &raw)?;
-        Ok(Self)
-    }
-}
-
-impl Drop for RawTerminal {
-    fn drop(&mut self) {
-        restore_terminal();
     }
 }
 

@@ -11,8 +11,6 @@ pub(crate) mod measure;
 
 use crate::arch::Arch;
 use crate::commands::runner;
-use crate::commands::soak;
-use crate::commands::test;
 use crate::host::cargo_test;
 use crate::machine::device::{DeviceName, Emulation};
 use crate::machine::session::{self, Session};
@@ -25,6 +23,7 @@ use crate::run::stages;
 use crate::run::subprocess;
 use crate::run::summary::{Section, Summary};
 use crate::suites::capability::RunOptions;
+use crate::suites::setup;
 use crate::suites::suite::{self, NamePrefixes, TestScope};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
@@ -310,7 +309,7 @@ fn in_machines(
     let (scope, suites) = (&scope, suites.as_slice());
     let jobs = [DeviceName::Mlx5, DeviceName::Rxe].map(|device| {
         let work =
-            move || test::suites_in(session, suites, KernelName::Newest, device, scope, logs);
+            move || setup::suites_in(session, suites, KernelName::Newest, device, scope, logs);
         Job::new(device.label(), work)
     });
     jobs::run(jobs::count(), jobs.into())
@@ -318,7 +317,7 @@ fn in_machines(
 
 /// The changed files according to git: against a commit, else against HEAD, else against main.
 fn changed(root: &Path, base: Option<&str>) -> Result<Vec<String>> {
-    let git = |arguments: &[&str]| soak::output(root, "git", arguments);
+    let git = |arguments: &[&str]| subprocess::output(root, "git", arguments);
     let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
     let against = |commit: &str| git(&["diff", "--name-only", commit]).map(lines);
     let new = || git(&["ls-files", "--others", "--exclude-standard"]).map(lines);

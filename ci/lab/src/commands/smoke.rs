@@ -3,7 +3,6 @@
 
 use crate::arch::Arch;
 use crate::commands::quick;
-use crate::commands::test;
 use crate::machine::device::DeviceName;
 use crate::machine::session::Session;
 use crate::packages::fetch::Needs;
@@ -12,6 +11,7 @@ use crate::run::outcome::Report;
 use crate::run::stages;
 use crate::run::summary::Section;
 use crate::suites::capability::RunOptions;
+use crate::suites::setup;
 use crate::suites::suite::{self, TestScope};
 use crate::workspace::Profile;
 use anyhow::Result;
@@ -42,7 +42,7 @@ pub(crate) fn section(scope: &TestScope<'_>, console: bool, logs: &Path) -> Resu
     let scope = TestScope { filter, choice: Some(&choice), options, rounds: 1, ..scope.clone() };
     let mut section = Section { name: GROUP.into(), ..Section::default() };
     for device in DeviceName::ALL {
-        let part = test::suites_in(&session, &suites, KernelName::Newest, device, &scope, &own);
+        let part = setup::suites_in(&session, &suites, KernelName::Newest, device, &scope, &own);
         let renamed = |report: Report| {
             let name = format!("{GROUP}::{}::{}", device.label(), report.name);
             Report { name, ..report }

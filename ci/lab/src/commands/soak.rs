@@ -4,7 +4,6 @@
 use crate::arch::Arch;
 use crate::check;
 use crate::commands::quick::measure;
-use crate::commands::test::{self, LazySetup, SetupRequest};
 use crate::host::cargo_test;
 use crate::host::litmus;
 use crate::host::miri;
@@ -18,16 +17,18 @@ use crate::run::jobs;
 use crate::run::outcome;
 use crate::run::outcome::TestOutcome;
 use crate::run::stages;
+use crate::run::subprocess;
 use crate::run::summary::{Section, Summary};
 use crate::suites::capability::RunOptions;
 use crate::suites::cases;
+use crate::suites::setup::{self, LazySetup, SetupRequest};
 use crate::suites::suite::TestScope;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// The file of results, in the tree.
@@ -201,7 +202,7 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
         let sections = (part.run)(&workspace, &logs);
         drop(stage);
         let sections =
-            sections.unwrap_or_else(|error| vec![test::section_of(part.name, Err(error))]);
+            sections.unwrap_or_else(|error| vec![setup::section_of(part.name, Err(error))]);
         let row = SoakRow {
             when: today(),
             commit: commit.clone(),
@@ -261,7 +262,7 @@ fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<LazySetup> {
 
 fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Section>> {
     let setup = ready(&[KernelName::Newest], vec![device])?;
-    Ok(vec![test::suites_on(&setup, KernelName::Newest, device, &scope(), logs)?])
+    Ok(vec![setup::suites_on(&setup, KernelName::Newest, device, &scope(), logs)?])
 }
 
 fn connections(logs: &Path) -> Result<Vec<Section>> {
@@ -270,7 +271,7 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     for kernel in KernelName::ALL {
         for device in DeviceName::ALL {
-            sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
+            sections.push(setup::suites_on(&setup, kernel, device, &scope, logs)?);
         }
     }
     Ok(sections)
@@ -285,8 +286,8 @@ fn over_infiniband(logs: &Path) -> Result<Vec<Section>> {
     };
     let mut sections = Vec::new();
     for kernel in KernelName::ALL {
-        sections.push(test::suites_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
-        sections.push(test::examples_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
+        sections.push(setup::suites_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
+        sections.push(setup::examples_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
     }
     Ok(sections)
 }
@@ -315,7 +316,7 @@ fn on_both_devices(setup: &LazySetup, kernel: KernelName, logs: &Path) -> Result
     let scope = TestScope { options: RunOptions { peers: true, soak: false }, ..scope() };
     DeviceName::ALL
         .into_iter()
-        .map(|device| test::suites_on(setup, kernel, device, &scope, logs))
+        .map(|device| setup::suites_on(setup, kernel, device, &scope, logs))
         .collect()
 }
 
@@ -328,7 +329,7 @@ fn on_aarch64(kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {
     let scope = TestScope { options: RunOptions { peers: true, soak: false }, ..scope() };
     let mut sections = on_both_devices(&setup, kernel, logs)?;
     for group in ["programs", "rxe_programs"].into_iter().filter_map(cases::group) {
-        sections.push(test::group_on(group, &setup, kernel, &scope, logs)?);
+        sections.push(setup::group_on(group, &setup, kernel, &scope, logs)?);
     }
     Ok(sections)
 }
@@ -344,7 +345,7 @@ fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Section>
             let name = format!("{} mlx5 {}", kernel.label(), group.name);
             let section = name.clone();
             let run = move || {
-                test::section_of(&section, test::group_on(group, setup, kernel, scope, logs))
+                setup::section_of(&section, setup::group_on(group, setup, kernel, scope, logs))
             };
             jobs::Job::new(name, run).on(group.lanes)
         })
@@ -420,32 +421,21 @@ fn with_row(text: &str, part: &str, row: &SoakRow) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The trimmed output of a command, if it succeeds.
-pub(crate) fn output(root: &Path, command: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(command)
-        .args(arguments)
-        .current_dir(root)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 /// The commit, and whether any other file differs from it.
 fn commit(root: &Path) -> String {
-    let Some(commit) = output(root, "git", &["rev-parse", "--short=10", "HEAD"]) else {
+    let Some(commit) = subprocess::output(root, "git", &["rev-parse", "--short=10", "HEAD"]) else {
         return "unknown".into();
     };
     let exclude = format!(":!{RECORD}");
-    match output(root, "git", &["status", "--porcelain", "--", ".", &exclude]) {
+    match subprocess::output(root, "git", &["status", "--porcelain", "--", ".", &exclude]) {
         Some(changes) if changes.is_empty() => commit,
         _ => format!("{commit} with changes"),
     }
 }
 
 fn today() -> String {
-    output(Path::new("/"), "date", &["-u", "+%Y-%m-%d"]).unwrap_or_else(|| "unknown".into())
+    subprocess::output(Path::new("/"), "date", &["-u", "+%Y-%m-%d"])
+        .unwrap_or_else(|| "unknown".into())
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::machine::accelerator::{self, Accelerator};
 use crate::machine::device::{self, Device, DeviceName, Emulation};
 use crate::machine::initramfs::Initramfs;
 use crate::machine::vm::{self, ChildGuard, Plan, Vm};
+use crate::packages::busybox;
 use crate::packages::cache::Cache;
 use crate::packages::cross::Cross;
 use crate::packages::fetch::{self, Needs};
@@ -197,7 +198,7 @@ impl Session {
     pub(crate) fn root(&self, machine: &Machine<'_>) -> Result<Initramfs> {
         let mut root = self.skeleton();
         root.overlay(
-            &rdma_core::shell(self.arch, &self.cache)?
+            &busybox::shell(self.arch, &self.cache)?
                 .context("the shell has gone from the cache")?,
         )?;
         if machine.peers {

@@ -4,6 +4,7 @@
 //! status makes apt resolve the whole closure of dependencies. Mirror, proxies and keyrings are the
 //! host's. `deb.rs` unpacks the downloads.
 
+use crate::arch::Arch;
 use crate::run::parent_death;
 use crate::run::progress;
 use crate::run::subprocess;
@@ -407,6 +408,11 @@ fn answer(what: &str, command: Command) -> Result<String> {
             bail!("{what} did not end within {} s:\n{}", PATIENCE.as_secs(), tail(&run.stderr, 20))
         }
     }
+}
+
+/// The scratch directory of a suite's lists.
+pub(crate) fn lists_directory(suite: DebSuite, arch: Arch) -> String {
+    format!("apt-{suite:?}-{}", arch.label())
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ use crate::packages::rdma_core;
 use crate::packages::toolchain::{self, STANDARD};
 use anyhow::{Context, Result, bail};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -56,27 +55,14 @@ pub(crate) fn linker(arch: Arch, cache: &Cache) -> Option<PathBuf> {
 
 /// Whether a compiler is there: the machine's own, or Debian's.
 pub(crate) fn has_compiler(arch: Arch, cache: &Cache) -> bool {
-    machine_has(arch.target()) || cache.unit(&arch.unit("rust")).is_some()
-}
-
-/// Whether the machine's own compiler has the target's standard library.
-pub(crate) fn machine_has(target: &str) -> bool {
-    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let output = Command::new(compiler).args(["--print", "sysroot"]).stdin(Stdio::null()).output();
-    let Some(output) = output.ok().filter(|output| output.status.success()) else { return false };
-    let sysroot = String::from_utf8_lossy(&output.stdout).into_owned();
-    let libraries = Path::new(sysroot.trim_end()).join("lib/rustlib").join(target).join("lib");
-    let is_standard = |name: &str| name.starts_with("libstd-") && name.ends_with(".rlib");
-    fs::read_dir(libraries).is_ok_and(|files| {
-        files.flatten().any(|file| is_standard(&file.file_name().to_string_lossy()))
-    })
+    toolchain::machine_has(arch.target()) || cache.unit(&arch.unit("rust")).is_some()
 }
 
 impl Cross {
     /// What builds for an architecture, from the machine and the cache.
     pub(crate) fn find(arch: Arch, cache: &Cache) -> Result<Self> {
         let linker = linker(arch, cache).context("the linker has gone from the cache")?;
-        let compiler = match machine_has(arch.target()) {
+        let compiler = match toolchain::machine_has(arch.target()) {
             true => None,
             false => Some(cache.unit(&arch.unit("rust")).context("Rust has gone from the cache")?),
         };
@@ -101,7 +87,7 @@ impl Cross {
             Linking::Static => self.linker_words(&[], &STATIC)?,
             Linking::Dynamic => self.dynamic_words(&directory.join("shared"))?,
         };
-        let linker = script(directory, "ld", &before, &after)?;
+        let linker = toolchain::script(directory, "ld", &before, &after)?;
         let libraries = if linking == Linking::Static { "+" } else { "-" };
         let flags = [
             &format!("-Ctarget-feature={libraries}crt-static"),
@@ -112,11 +98,9 @@ impl Cross {
             .env(toolchain::target_variable(self.arch.target(), "LINKER"), linker)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
         if let Some(unit) = &self.compiler {
-            let mut words = from_unit(unit, "rustc");
-            // The compiler would look for its libraries beside the loader.
-            words.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
+            let words = toolchain::compiler(unit, "rustc");
             command
-                .env("RUSTC", script(directory, "rustc", &words, &[])?)
+                .env("RUSTC", toolchain::script(directory, "rustc", &words, &[])?)
                 .env_remove("RUSTUP_TOOLCHAIN")
                 .env_remove("RUSTC_WRAPPER")
                 .env_remove("RUSTC_WORKSPACE_WRAPPER");
@@ -134,7 +118,7 @@ impl Cross {
         let library = self.linker.join(C_LIBRARY);
         let compiler = compiler_files(&self.linker)?;
         let path = |directory: &Path, file: &str| directory.join(file).display().to_string();
-        let mut before = from_unit(&self.linker, LD);
+        let mut before = toolchain::from_unit(&self.linker, LD);
         // A file of the C library is a script that names others from the root.
         before.push(format!("--sysroot={}", self.linker.display()));
         before.extend([path(&library, "crt1.o"), path(&library, "crti.o")]);
@@ -190,38 +174,6 @@ fn compiler_files(unit: &Path) -> Result<PathBuf> {
     found.find(|path| path.join("libgcc.a").is_file()).context("no libgcc in the linker's unit")
 }
 
-/// The words that start a program of a unit for this machine, by the unit's own loader.
-pub(crate) fn from_unit(unit: &Path, program: &str) -> Vec<String> {
-    let path = |relative: &str| unit.join(relative).display().to_string();
-    vec![
-        path("usr/lib64/ld-linux-x86-64.so.2"),
-        "--library-path".into(),
-        path(Arch::X86_64.libraries()),
-        path(&format!("usr/bin/{program}")),
-    ]
-}
-
-/// A script that starts a program with words around its arguments: cargo and rustc start files, not
-/// command lines.
-pub(crate) fn script(
-    directory: &Path,
-    name: &str,
-    before: &[String],
-    after: &[String],
-) -> Result<PathBuf> {
-    let quoted = |words: &[String]| {
-        words.iter().map(|word| toolchain::quoted(word)).collect::<Vec<_>>().join(" ")
-    };
-    let text = format!("#!/bin/sh\nexec {} \"$@\" {}\n", quoted(before), quoted(after));
-    let path = directory.join(name);
-    // A script that stays as it is keeps its time, by which cargo knows the compiler.
-    if !fs::read_to_string(&path).is_ok_and(|before| before == text) {
-        fs::write(&path, text)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-    }
-    Ok(path)
-}
-
 /// Downloads the linker, by the lists of this machine's architecture.
 pub(crate) fn fetch_linker(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let mut wanted = LINKER.to_vec();
@@ -239,7 +191,7 @@ pub(crate) fn fetch_linker(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resu
             deb::unpack(file, unit, is_of_linker)?;
             fs::remove_file(file)?;
         }
-        runs(&from_unit(unit, LD)).context("the fetched linker")?;
+        runs(&toolchain::from_unit(unit, LD)).context("the fetched linker")?;
         for file in ["crt1.o", "libc.a"] {
             if !unit.join(C_LIBRARY).join(file).is_file() {
                 bail!("{file} is not in the packages");
@@ -280,7 +232,7 @@ pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Re
             deb::unpack(file, unit, toolchain::wanted)?;
             fs::remove_file(file)?;
         }
-        let mut words = from_unit(unit, "rustc");
+        let mut words = toolchain::from_unit(unit, "rustc");
         words.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
         runs(&words).context("the fetched compiler")?;
         let mut sources: Vec<String> = packages.iter().map(DebPackage::to_string).collect();
@@ -340,7 +292,9 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let words =
             |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let path = script(&directory, "echo", &words(&["echo", "a b"]), &words(&["it's"])).unwrap();
+        let path =
+            toolchain::script(&directory, "echo", &words(&["echo", "a b"]), &words(&["it's"]))
+                .unwrap();
         let output = Command::new(path).args(["one", "t w o"]).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "a b one t w o it's\n");
         fs::remove_dir_all(&directory).unwrap();

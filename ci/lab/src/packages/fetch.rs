@@ -3,7 +3,8 @@
 //! Every command that boots a guest calls this first, for its own needs only.
 
 use crate::arch::Arch;
-use crate::packages::apt::{Apt, DebSuite};
+use crate::packages::apt::{self, Apt, DebSuite};
+use crate::packages::busybox;
 use crate::packages::cache::{Cache, Filling};
 use crate::packages::cross;
 use crate::packages::kernel::{self, Kernel, KernelName};
@@ -105,7 +106,7 @@ impl Item {
         Ok(match self {
             Item::Kernel(name, arch) => Kernel::find(name, arch, cache)?.is_some(),
             Item::Qemu(arch) => Qemu::find(arch, cache)?.is_some(),
-            Item::Shell(arch) => rdma_core::shell(arch, cache)?.is_some(),
+            Item::Shell(arch) => busybox::shell(arch, cache)?.is_some(),
             Item::Peers(arch) => rdma_core::peers(arch, cache).is_some(),
             Item::Python(arch) => python::python(arch, cache).is_some(),
             Item::Newer(arch) => rdma_core::newer(arch, cache).is_some(),
@@ -120,9 +121,7 @@ impl Item {
             Item::Kernel(name, arch) => kernel::fetch(name, arch, filling, apt)
                 .with_context(|| format!("kernel {}", name.label())),
             Item::Qemu(arch) => qemu::fetch(arch, filling, apt).context("QEMU"),
-            Item::Shell(arch) => {
-                rdma_core::fetch_shell(arch, filling, apt).context("the guest's shell")
-            }
+            Item::Shell(arch) => busybox::fetch(arch, filling, apt).context("the guest's shell"),
             Item::Peers(arch) => {
                 rdma_core::fetch_peers(arch, filling, apt).context("rdma-core's tools")
             }
@@ -137,11 +136,6 @@ impl Item {
             Item::Musl => musl::fetch(filling, apt).context("Rust for musl"),
         }
     }
-}
-
-/// The scratch directory of a suite's lists.
-pub(crate) fn lists_directory(suite: DebSuite, arch: Arch) -> String {
-    format!("apt-{suite:?}-{}", arch.label())
 }
 
 /// Fetches missing units, or everything anew with `refresh`.
@@ -183,7 +177,7 @@ fn fetch_items(cache: &Cache, items: &[Item], refresh: bool) -> Result<()> {
             if of_lists.is_empty() {
                 continue;
             }
-            let lists = filling.scratch(&lists_directory(suite, arch))?;
+            let lists = filling.scratch(&apt::lists_directory(suite, arch))?;
             let apt = Apt::update(suite, arch.debian(), &lists)?;
             for item in of_lists {
                 item.fetch(&filling, &apt)?;

@@ -3,10 +3,9 @@
 //! The packages were split differently in 6.19, so files are recognised by their paths.
 
 use crate::arch::Arch;
-use crate::packages::apt::{Apt, DebPackage, DebSuite};
+use crate::packages::apt::{self, Apt, DebPackage, DebSuite};
 use crate::packages::cache::{Cache, Filling};
 use crate::packages::deb;
-use crate::packages::fetch::lists_directory;
 use crate::packages::kernel::release::Series;
 pub(crate) mod module;
 pub(crate) mod release;
@@ -250,7 +249,7 @@ pub(crate) fn fetch(name: KernelName, arch: Arch, filling: &Filling<'_>, apt: &A
 pub(crate) fn search(name: KernelName, arch: Arch, filling: &Filling<'_>) -> Result<()> {
     let mut known = Vec::new();
     for suite in DebSuite::WITH_KERNELS {
-        let lists = filling.scratch(&lists_directory(suite, arch))?;
+        let lists = filling.scratch(&apt::lists_directory(suite, arch))?;
         let apt = Apt::update(suite, arch.debian(), &lists)?;
         let carried = carried(&apt.listed("linux-")?, arch);
         if let Some(kernel) = newest(&carried, name.label()) {

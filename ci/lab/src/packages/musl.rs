@@ -8,7 +8,6 @@
 
 use crate::packages::apt::{Apt, DebPackage, DebSuite};
 use crate::packages::cache::{Cache, Filling};
-use crate::packages::cross;
 use crate::packages::deb;
 use crate::packages::toolchain;
 use anyhow::{Context, Result, bail};
@@ -41,13 +40,13 @@ pub(crate) struct Musl {
 
 /// Whether a compiler is there: the machine's own, or Debian's.
 pub(crate) fn is_here(cache: &Cache) -> bool {
-    cross::machine_has(TARGET) || cache.unit(UNIT).is_some()
+    toolchain::machine_has(TARGET) || cache.unit(UNIT).is_some()
 }
 
 impl Musl {
     /// The compiler and linker, from the machine or the cache.
     pub(crate) fn find(cache: &Cache) -> Result<Self> {
-        if cross::machine_has(TARGET) {
+        if toolchain::machine_has(TARGET) {
             return Ok(Self { unit: None });
         }
         let unit = cache.unit(UNIT).context("Rust for musl has gone from the cache")?;
@@ -58,11 +57,10 @@ impl Musl {
     pub(crate) fn configure(&self, command: &mut Command, directory: &Path) -> Result<()> {
         let Some(unit) = &self.unit else { return Ok(()) };
         fs::create_dir_all(directory)?;
-        let mut compiler = cross::from_unit(unit, "rustc");
-        compiler.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
+        let compiler = toolchain::compiler(unit, "rustc");
         // The name tells rustc how to speak to it.
         let linker =
-            cross::script(directory, "cc", &before(unit), &after(unit, &end_of_frames()?))?;
+            toolchain::script(directory, "cc", &before(unit), &after(unit, &end_of_frames()?))?;
         let flags = [
             "-Ctarget-feature=+crt-static",
             "-Crelocation-model=static",
@@ -72,7 +70,7 @@ impl Musl {
         command
             .arg("-Zbuild-std=std,panic_unwind,test")
             .env("RUSTC_BOOTSTRAP", "1")
-            .env("RUSTC", cross::script(directory, "rustc", &compiler, &[])?)
+            .env("RUSTC", toolchain::script(directory, "rustc", &compiler, &[])?)
             .env(toolchain::target_variable(TARGET, "LINKER"), linker)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .env_remove("RUSTUP_TOOLCHAIN")

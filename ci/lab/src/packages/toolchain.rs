@@ -8,7 +8,6 @@ use crate::arch::Arch;
 use crate::packages::apt::{Apt, DebPackage, DebSuite};
 use crate::packages::cache::{Cache, Filling};
 use crate::packages::deb;
-use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use std::fmt;
 use std::fs;
@@ -90,20 +89,8 @@ impl Toolchain {
     fn words(&self, program: &str) -> Vec<String> {
         match &self.source {
             Source::Rustup(directory) => vec![directory.join(program).display().to_string()],
-            Source::Debian(unit) => {
-                let path = |relative: &str| unit.join(relative).display().to_string();
-                let mut words = vec![
-                    path("usr/lib64/ld-linux-x86-64.so.2"),
-                    "--library-path".into(),
-                    path("usr/lib/x86_64-linux-gnu"),
-                    path(&format!("usr/bin/{program}")),
-                ];
-                if program != "cargo" {
-                    // The compiler would look for its libraries beside the loader.
-                    words.extend(["--sysroot".into(), path("usr")]);
-                }
-                words
-            }
+            Source::Debian(unit) if program == "cargo" => from_unit(unit, program),
+            Source::Debian(unit) => compiler(unit, program),
         }
     }
 
@@ -114,12 +101,13 @@ impl Toolchain {
         command
     }
 
-    /// Its cargo in a workspace, with a target directory of its own.
-    pub(crate) fn cargo(&self, workspace: &Workspace) -> Result<Command> {
-        let target = self.target_directory(workspace)?;
+    /// Its cargo in the workspace `root`, with a target directory of its own in `lab`.
+    pub(crate) fn cargo(&self, root: &Path, lab: &Path) -> Result<Command> {
+        let target = self.target_directory(lab)?;
+        let env = ["env", "RUSTC_BOOTSTRAP=1"].map(str::to_owned).to_vec();
         let mut command = self.direct("cargo");
         command
-            .current_dir(workspace.root())
+            .current_dir(root)
             .env("CARGO_TARGET_DIR", &target)
             .env_remove("RUSTUP_TOOLCHAIN")
             .env_remove("RUSTC_WRAPPER")
@@ -127,10 +115,13 @@ impl Toolchain {
             .env_remove("RUSTDOCFLAGS")
             .env_remove("RUSTFLAGS")
             .env_remove("CARGO_ENCODED_RUSTFLAGS")
-            .env("RUSTC", self.script(&target, "rustc", "")?)
+            .env("RUSTC", script(&target, "rustc", &self.words("rustc"), &[])?)
             // rustdoc alone is told to know its unstable options: dependencies would be compiled
             // differently, and twice.
-            .env("RUSTDOC", self.script(&target, "rustdoc", "RUSTC_BOOTSTRAP=1 ")?);
+            .env(
+                "RUSTDOC",
+                script(&target, "rustdoc", &[env, self.words("rustdoc")].concat(), &[])?,
+            );
         Ok(command)
     }
 
@@ -146,25 +137,63 @@ impl Toolchain {
         Ok(())
     }
 
-    /// Where its cargo builds.
-    pub(crate) fn target_directory(&self, workspace: &Workspace) -> Result<PathBuf> {
-        let directory = workspace.lab_directory()?.join(unit(&self.release));
+    /// Its target directory in the lab's.
+    pub(crate) fn target_directory(&self, lab: &Path) -> Result<PathBuf> {
+        let directory = lab.join(unit(&self.release));
         fs::create_dir_all(&directory)?;
         Ok(directory)
     }
+}
 
-    /// A script that starts a program of the toolchain: cargo starts files, not command lines.
-    fn script(&self, directory: &Path, program: &str, environment: &str) -> Result<PathBuf> {
-        let words: Vec<String> = self.words(program).iter().map(|word| quoted(word)).collect();
-        let text = format!("#!/bin/sh\n{environment}exec {} \"$@\"\n", words.join(" "));
-        let path = directory.join(program);
-        // A script that stays as it is keeps its time, by which cargo knows the compiler.
-        if !fs::read_to_string(&path).is_ok_and(|before| before == text) {
-            fs::write(&path, text)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        }
-        Ok(path)
+/// Whether the machine's own compiler has the target's standard library.
+pub(crate) fn machine_has(target: &str) -> bool {
+    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(compiler).args(["--print", "sysroot"]).stdin(Stdio::null()).output();
+    let Some(output) = output.ok().filter(|output| output.status.success()) else { return false };
+    let sysroot = String::from_utf8_lossy(&output.stdout).into_owned();
+    let libraries = Path::new(sysroot.trim_end()).join("lib/rustlib").join(target).join("lib");
+    let is_standard = |name: &str| name.starts_with("libstd-") && name.ends_with(".rlib");
+    fs::read_dir(libraries).is_ok_and(|files| {
+        files.flatten().any(|file| is_standard(&file.file_name().to_string_lossy()))
+    })
+}
+
+/// The words that start a program of a unit for this machine, by the unit's own loader.
+pub(crate) fn from_unit(unit: &Path, program: &str) -> Vec<String> {
+    let path = |relative: &str| unit.join(relative).display().to_string();
+    vec![
+        path("usr/lib64/ld-linux-x86-64.so.2"),
+        "--library-path".into(),
+        path(Arch::X86_64.libraries()),
+        path(&format!("usr/bin/{program}")),
+    ]
+}
+
+/// The words that start a compiler of a unit. It would look for its libraries beside the loader.
+pub(crate) fn compiler(unit: &Path, program: &str) -> Vec<String> {
+    let mut words = from_unit(unit, program);
+    words.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
+    words
+}
+
+/// A script that starts a program with words around its arguments: cargo and rustc start files, not
+/// command lines.
+pub(crate) fn script(
+    directory: &Path,
+    name: &str,
+    before: &[String],
+    after: &[String],
+) -> Result<PathBuf> {
+    let quoted =
+        |words: &[String]| words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    let text = format!("#!/bin/sh\nexec {} \"$@\" {}\n", quoted(before), quoted(after));
+    let path = directory.join(name);
+    // A script that stays as it is keeps its time, by which cargo knows the compiler.
+    if !fs::read_to_string(&path).is_ok_and(|before| before == text) {
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     }
+    Ok(path)
 }
 
 /// The variable by which cargo takes a setting of one target.

@@ -3,10 +3,10 @@
 //! After SIGKILL the log ends with the line of the last stage, and guests end with the process that
 //! started them (`parent_death.rs`).
 
-use crate::commands::exec;
 use crate::output::errln;
 use crate::run::stages;
 use crate::run::subprocess;
+use crate::run::terminal;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -20,7 +20,7 @@ pub(crate) fn watch() -> Result<()> {
     thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
         let name = signal_name(signal).unwrap_or("a signal");
-        exec::restore_terminal();
+        terminal::restore();
         let logs = stages::logs().map(|logs| format!("; logs in {}", logs.display()));
         let logs = logs.unwrap_or_default();
         errln!("\ncut off by {name} in stage: {}{logs}", stages::under_way());

@@ -10,6 +10,7 @@ use rustix::process::{Pid, setpriority_process};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -178,6 +179,18 @@ fn end_of(eldest: i32, wanted: impl Fn(i32) -> bool) {
 /// The parent in a line of `/proc/PID/stat`, whose second field may hold anything in parentheses.
 fn parent_in(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The trimmed output of a command, if it succeeds.
+pub(crate) fn output(root: &Path, command: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(command)
+        .args(arguments)
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[cfg(test)]

@@ -26,7 +26,6 @@ mod soak;
 mod verbs;
 mod workflow;
 
-use crate::commands::exec;
 use crate::machine::device::{DeviceName, Emulation};
 use crate::machine::session::{Machine, Session};
 use crate::packages::kernel::KernelName;
@@ -189,7 +188,7 @@ impl CaseContext<'_> {
 
     /// This project's programs, with their names in the guest.
     fn ours(&self) -> Result<Vec<(String, PathBuf)>> {
-        exec::programs(&self.session.workspace, Profile::Checked)
+        self.session.workspace.programs(Profile::Checked)
     }
 
     fn wanted(&self, name: &str) -> bool {

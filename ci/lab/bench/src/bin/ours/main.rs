@@ -8,7 +8,8 @@ mod control;
 mod path;
 mod scale;
 
-use lab_bench::command::{self, Rounds};
+use lab_bench::command;
+use lab_bench::path::Rounds;
 use lab_bench::{Failure, path as data_path};
 use std::process::ExitCode;
 use uverbs::{Exclusive, Shared};

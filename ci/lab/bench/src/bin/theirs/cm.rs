@@ -1,7 +1,6 @@
 //! Connections by address with librdmacm, opened at run time. Pairs with `rdma/rdma_cma.h`.
 
 use crate::abi::{Context, Cq, Opaque, Pd, QpInitAttrEx};
-use crate::control::small;
 use crate::endpoint;
 use crate::verbs::{Made, Verbs, symbol};
 use lab_bench::Failure;
@@ -216,7 +215,7 @@ impl ByAddress {
             *known = Some(Shared { pd, cq });
         }
         let Some(Shared { pd, cq }) = known else { return Err("no domain".into()) };
-        let (pd, mut attr) = (pd.as_ptr(), endpoint::attr([cq.as_ptr(); 2], &small(16)));
+        let (pd, mut attr) = (pd.as_ptr(), endpoint::attr([cq.as_ptr(); 2], &endpoint::small(16)));
         call!(self, create_qp, id, pd, &mut attr)
     }
 

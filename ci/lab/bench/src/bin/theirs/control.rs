@@ -1,12 +1,11 @@
 //! The control path of rdma-core.
 
-use crate::abi::{Context, Cq, Opaque, Pd, Qp, QpCap, number};
+use crate::abi::{Context, Cq, Opaque, Pd, Qp};
 use crate::cm::ByAddress;
-use crate::endpoint::{self, Shape};
+use crate::endpoint;
 use crate::verbs::{Made, Mlx5, Verbs};
 use lab_bench::Failure;
 use lab_bench::control::{Control, Thing};
-use std::ptr::null_mut;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
@@ -28,18 +27,6 @@ pub(crate) struct Connected {
     pd: Made<Pd>,
     context: Made<Context>,
     verbs: Rc<Verbs>,
-}
-
-/// What a small queue pair is like.
-pub(crate) fn small(sends: u32) -> Shape {
-    let cap = QpCap {
-        max_send_wr: sends,
-        max_recv_wr: 16,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline_data: 0,
-    };
-    Shape { cap, srq: null_mut(), qp_type: number::QPT_RC }
 }
 
 impl Control for Theirs {
@@ -66,7 +53,7 @@ impl Control for Theirs {
         let context = verbs.open(device)?;
         let pd = verbs.alloc_pd(&context)?;
         let cq = verbs.create_cq(&context, 16)?;
-        let mut attr = endpoint::attr([cq.as_ptr(); 2], &small(16));
+        let mut attr = endpoint::attr([cq.as_ptr(); 2], &endpoint::small(16));
         let qp = verbs.create_qp(&pd, &mut attr)?;
         verbs.query_port(&context)?;
         let index = self.gid.0;

@@ -15,6 +15,18 @@ pub(crate) struct Shape {
     pub(crate) qp_type: u32,
 }
 
+/// A small RC queue pair.
+pub(crate) fn small(sends: u32) -> Shape {
+    let cap = QpCap {
+        max_send_wr: sends,
+        max_recv_wr: 16,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    Shape { cap, srq: null_mut(), qp_type: number::QPT_RC }
+}
+
 /// Makes a queue pair that has both interfaces.
 pub(crate) fn create(
     verbs: &Verbs,

@@ -14,7 +14,8 @@ mod path;
 mod scale;
 mod verbs;
 
-use lab_bench::command::{self, Rounds};
+use lab_bench::command;
+use lab_bench::path::Rounds;
 use lab_bench::{Failure, path as data_path};
 use std::process::ExitCode;
 

@@ -1,7 +1,6 @@
 //! Many objects of rdma-core.
 
 use crate::abi::{Context, Cq, Mr, Pd, Qp, SendWr, Sge, Wc, number};
-use crate::control::small;
 use crate::endpoint;
 use crate::path::{key, link, poll_cq, post_send, success};
 use crate::verbs::{Made, Verbs, done};
@@ -35,7 +34,7 @@ struct Page([AtomicU64; 512]);
 
 impl Theirs {
     fn make_qp(&self, sends: u32) -> Result<Made<Qp>, Failure> {
-        let mut attr = endpoint::attr([self.shared.as_ptr(); 2], &small(sends));
+        let mut attr = endpoint::attr([self.shared.as_ptr(); 2], &endpoint::small(sends));
         self.verbs.create_qp(&self.pd, &mut attr)
     }
 }
@@ -126,7 +125,7 @@ impl Scale for Theirs {
             let td = verbs.alloc_td(context)?;
             let parent = verbs.alloc_parent_domain(context, pd, Some(&td))?;
             let cq = verbs.create_cq(context, 16)?;
-            let mut attr = endpoint::attr([cq.as_ptr(); 2], &small(16));
+            let mut attr = endpoint::attr([cq.as_ptr(); 2], &endpoint::small(16));
             let qp = verbs.create_qp(&parent, &mut attr)?;
             verbs.destroy_qp(qp)?;
             verbs.destroy_cq(cq)?;
