@@ -32,12 +32,12 @@ const FATAL: &str = "IBV_EVENT_DEVICE_FATAL";
 const FATAL_OF_FILE: &str = "IBV_EVENT_DEVICE_FATAL (8), port 0";
 
 /// The guest and the device of a test.
-struct Bench<'a> {
+struct FaultTest<'a> {
     guest: GuestProcesses<'a>,
     device: Client,
 }
 
-type Test = fn(&mut Bench<'_>) -> Result<()>;
+type Test = fn(&mut FaultTest<'_>) -> Result<()>;
 
 /// The tests in their order: the last ones reset or replug a function.
 const TESTS: &[(&str, Test)] = &[
@@ -107,16 +107,16 @@ pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
 
 fn one(name: &str, body: Test, vm: &mut Vm, device: Client, log: &mut String) -> Report {
     let start = Instant::now();
-    let mut bench = Bench { guest: GuestProcesses::new(vm), device };
-    let result = bench.around(body);
+    let mut test = FaultTest { guest: GuestProcesses::new(vm), device };
+    let result = test.around(body);
     let word = if result.is_ok() { "ok" } else { "FAILED" };
     if result.is_err() {
         // For the log; the guest may be lost.
-        let _kernel = bench.guest.run("dmesg | tail -n 100", PATIENCE);
+        let _kernel = test.guest.run("dmesg | tail -n 100", PATIENCE);
     }
     stages::case(name, start.elapsed());
     say!("test {name} ... {word} ({:.1} s)", start.elapsed().as_secs_f64());
-    log.push_str(&format!("==== {name} ... {word}\n{}\n", bench.guest.transcript()));
+    log.push_str(&format!("==== {name} ... {word}\n{}\n", test.guest.transcript()));
     match result {
         Ok(()) => Report { name: name.to_owned(), outcome: TestOutcome::Passed },
         Err(error) => failed(name, &error),
@@ -146,7 +146,7 @@ fn perftest(program: &str) -> String {
     pair(&side("mlx5_1"), &side("mlx5_0"))
 }
 
-impl Bench<'_> {
+impl FaultTest<'_> {
     /// Runs a test; afterwards a ping-pong must work, and the device's objects must be as before.
     fn around(&mut self, body: Test) -> Result<()> {
         self.guest.run(&ping_pong("-n 10"), PATIENCE).context("before")?;
@@ -205,30 +205,30 @@ impl Bench<'_> {
 }
 
 /// The device counts no fault at the doorbells of libmlx5, so counts elsewhere are no false alarms.
-fn doorbells_in_order(bench: &mut Bench<'_>) -> Result<()> {
+fn doorbells_in_order(test: &mut FaultTest<'_>) -> Result<()> {
     // The driver tests write combining with differing copies first.
-    let before = DoorbellFaults::of(bench.guest.vm())?;
+    let before = DoorbellFaults::of(test.guest.vm())?;
     let programs = ["ib_send_lat -s 32 -n 300", "ib_send_bw -s 64 -n 400 -l 4 -t 16 -q 2"];
     for script in programs.map(perftest).into_iter().chain([ping_pong("-n 300 -e")]) {
-        bench.guest.run(&script, PATIENCE)?;
+        test.guest.run(&script, PATIENCE)?;
     }
-    DoorbellFaults::of(bench.guest.vm())?.none_since(before)
+    DoorbellFaults::of(test.guest.vm())?.none_since(before)
 }
 
 /// The nth command of a kind fails; libmlx5 says which object could not be made.
-fn a_command_that_fails(bench: &mut Bench<'_>) -> Result<()> {
+fn a_command_that_fails(test: &mut FaultTest<'_>) -> Result<()> {
     const BAD_RESOURCE: u8 = 0x05;
     for (after, words) in [(0, "Couldn't create QP"), (1, "Couldn't create QP")] {
-        bench.ask(ControlRequest::FailCommand {
+        test.ask(ControlRequest::FailCommand {
             function: 0,
             opcode: CREATE_QP,
             after,
             status: BAD_RESOURCE,
         })?;
         if after > 0 {
-            bench.guest.run(&ping_pong("-n 10"), PATIENCE).context("the one before")?;
+            test.guest.run(&ping_pong("-n 10"), PATIENCE).context("the one before")?;
         }
-        let text = bench.fails(&ping_pong("-n 10"))?;
+        let text = test.fails(&ping_pong("-n 10"))?;
         ensure!(text.contains(words), "{words:?} is not in\n{text}");
     }
     Ok(())
@@ -236,7 +236,7 @@ fn a_command_that_fails(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Each syndrome becomes the status of the verbs that stands for it, and the vendor's syndrome is
 /// shown by libmlx5 as it is.
-fn requests_with_every_syndrome(bench: &mut Bench<'_>) -> Result<()> {
+fn requests_with_every_syndrome(test: &mut FaultTest<'_>) -> Result<()> {
     const STATUS: [(u8, u32); 14] = [
         (0x01, 1),
         (0x02, 2),
@@ -263,13 +263,13 @@ fn requests_with_every_syndrome(bench: &mut Bench<'_>) -> Result<()> {
         vendor,
     };
     for (syndrome, status) in STATUS {
-        bench.ask(fail(syndrome, 0))?;
-        let text = bench.fails(&ping_pong("-n 20"))?;
+        test.ask(fail(syndrome, 0))?;
+        let text = test.fails(&ping_pong("-n 20"))?;
         let words = format!("({status}) for wr_id 2");
         ensure!(text.contains(&words), "syndrome {syndrome:#x}: {words:?} is not in\n{text}");
     }
-    bench.ask(fail(0x10, 0x99))?;
-    let text = bench.fails(&perftest("ib_write_lat -s 64 -n 20"))?;
+    test.ask(fail(0x10, 0x99))?;
+    let text = test.fails(&perftest("ib_write_lat -s 64 -n 20"))?;
     ensure!(
         text.contains("Failed status 7: wr_id 0 syndrom 0x99"),
         "no vendor's syndrome:\n{text}"
@@ -278,8 +278,8 @@ fn requests_with_every_syndrome(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// A receive that fails is the receiver's error, and a remote one for the sender.
-fn a_receive_with_a_syndrome(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(ControlRequest::FailRequest {
+fn a_receive_with_a_syndrome(test: &mut FaultTest<'_>) -> Result<()> {
+    test.ask(ControlRequest::FailRequest {
         function: 1,
         qpn: None,
         side: Side::Receive,
@@ -287,27 +287,27 @@ fn a_receive_with_a_syndrome(bench: &mut Bench<'_>) -> Result<()> {
         syndrome: 0x04,
         vendor: 0x77,
     })?;
-    let text = bench.fails(&ping_pong("-n 20"))?;
+    let text = test.fails(&ping_pong("-n 20"))?;
     ensure!(text.contains("(4) for wr_id 1"), "no protection error at the receiver\n{text}");
     ensure!(text.contains("(11) for wr_id 2"), "no remote error at the sender\n{text}");
     Ok(())
 }
 
 /// A few lost messages are sent again; if all are lost, the retries run out.
-fn lost_messages(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(ControlRequest::LoseMessages { function: 0, count: 3 })?;
-    bench.guest.run(&ping_pong("-n 50"), PATIENCE).context("three lost messages")?;
-    bench.ask(ControlRequest::LoseMessages { function: 0, count: 100_000 })?;
-    let text = bench.fails(&ping_pong("-n 50"))?;
+fn lost_messages(test: &mut FaultTest<'_>) -> Result<()> {
+    test.ask(ControlRequest::LoseMessages { function: 0, count: 3 })?;
+    test.guest.run(&ping_pong("-n 50"), PATIENCE).context("three lost messages")?;
+    test.ask(ControlRequest::LoseMessages { function: 0, count: 100_000 })?;
+    let text = test.fails(&ping_pong("-n 50"))?;
     ensure!(text.contains("(12) for wr_id 2"), "the retries do not run out\n{text}");
-    bench.ask(ControlRequest::LoseMessages { function: 0, count: 0 })
+    test.ask(ControlRequest::LoseMessages { function: 0, count: 0 })
 }
 
 /// A delayed message arrives.
-fn delayed_messages(bench: &mut Bench<'_>) -> Result<()> {
+fn delayed_messages(test: &mut FaultTest<'_>) -> Result<()> {
     for (by, least) in [(Delay::Time(700 * MILLISECOND), 0.7), (Delay::Messages(3), 1.0)] {
-        bench.ask(ControlRequest::DelayMessages { function: 0, count: 1, by })?;
-        let text = bench.guest.run(&ping_pong("-n 20"), PATIENCE).context("a delayed message")?;
+        test.ask(ControlRequest::DelayMessages { function: 0, count: 1, by })?;
+        let text = test.guest.run(&ping_pong("-n 20"), PATIENCE).context("a delayed message")?;
         let seconds = text
             .lines()
             .find_map(|line| line.split_once(" iters in ")?.1.split(' ').next()?.parse().ok())
@@ -316,138 +316,137 @@ fn delayed_messages(bench: &mut Bench<'_>) -> Result<()> {
         ensure!(seconds >= least, "{by:?}: {seconds} s\n{text}");
     }
     // Four queue pairs, of which some overtake others.
-    bench.ask(ControlRequest::DelayMessages { function: 0, count: 40, by: Delay::Messages(3) })?;
+    test.ask(ControlRequest::DelayMessages { function: 0, count: 40, by: Delay::Messages(3) })?;
     let script = perftest("ib_write_bw -q 4 -n 200 -s 64");
-    bench.guest.run(&script, PATIENCE).context("messages that overtake each other")?;
-    bench.ask(ControlRequest::DelayMessages { function: 0, count: 0, by: Delay::Time(0) })
+    test.guest.run(&script, PATIENCE).context("messages that overtake each other")?;
+    test.ask(ControlRequest::DelayMessages { function: 0, count: 0, by: Delay::Time(0) })
 }
 
 /// Each change of the link is an event of the port.
-fn a_link_that_flaps(bench: &mut Bench<'_>) -> Result<()> {
-    let events = bench.events()?;
+fn a_link_that_flaps(test: &mut FaultTest<'_>) -> Result<()> {
+    let events = test.events()?;
     let time = 2500 * MILLISECOND;
-    bench.ask(ControlRequest::FlapLink { function: 0, times: 2, down: time, up: time })?;
+    test.ask(ControlRequest::FlapLink { function: 0, times: 2, down: time, up: time })?;
     let deadline = Instant::now() + Duration::from_secs(PATIENCE);
     let count = |text: &str, words: &str| text.matches(words).count();
     loop {
-        let text = bench.guest.text(events)?;
+        let text = test.guest.text(events)?;
         if count(text, "IBV_EVENT_PORT_ERR") >= 2 && count(text, "IBV_EVENT_PORT_ACTIVE") >= 2 {
             break;
         }
         ensure!(Instant::now() < deadline, "not two changes each way:\n{text}");
-        bench.guest.pause(Duration::from_millis(200))?;
+        test.guest.pause(Duration::from_millis(200))?;
     }
-    bench.no_more_events(events)
+    test.no_more_events(events)
 }
 
 /// The driver sees that firmware asks for a reset, raises an event in each process that has the
 /// device open, resets it and initialises it again.
-fn sickness(bench: &mut Bench<'_>) -> Result<()> {
+fn sickness(test: &mut FaultTest<'_>) -> Result<()> {
     const INTERNAL_ERROR: u8 = 1;
-    let events = bench.events()?;
-    bench.ask(ControlRequest::Health { function: 0, syndrome: INTERNAL_ERROR, fatal: true })?;
-    bench.guest.until(events, FATAL, PATIENCE)?;
-    bench.guest.until(events, FATAL_OF_FILE, PATIENCE)?;
-    bench.no_more_events(events)?;
-    bench.restore()?;
-    bench.guest.run("dmesg | grep 'health recovery succeeded'", PATIENCE)?;
+    let events = test.events()?;
+    test.ask(ControlRequest::Health { function: 0, syndrome: INTERNAL_ERROR, fatal: true })?;
+    test.guest.until(events, FATAL, PATIENCE)?;
+    test.guest.until(events, FATAL_OF_FILE, PATIENCE)?;
+    test.no_more_events(events)?;
+    test.restore()?;
+    test.guest.run("dmesg | grep 'health recovery succeeded'", PATIENCE)?;
     Ok(())
 }
 
 /// A function that is pulled out: waiting processes get an event, its open files end, and it works
 /// again after it was put back.
-fn surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
-    let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
-    let events = bench.events()?;
-    let waiting = bench.guest.start(&ping_pong("-n 100000000 -e"))?;
-    bench.guest.until(waiting, "remote address", PATIENCE)?;
+fn surprise_removal(test: &mut FaultTest<'_>) -> Result<()> {
+    let place = test.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
+    let events = test.events()?;
+    let waiting = test.guest.start(&ping_pong("-n 100000000 -e"))?;
+    test.guest.until(waiting, "remote address", PATIENCE)?;
     // That is printed before they connect.
-    bench.guest.pause(Duration::from_millis(1500))?;
-    bench.ask(ControlRequest::Remove { function: 0 })?;
-    bench.guest.until(events, FATAL, PATIENCE)?;
+    test.guest.pause(Duration::from_millis(1500))?;
+    test.ask(ControlRequest::Remove { function: 0 })?;
+    test.guest.until(events, FATAL, PATIENCE)?;
     // The events of a hot-plug slot. QEMU's own way to unplug such a function crashes QEMU.
-    bench.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
-    bench.guest.until(events, FATAL_OF_FILE, PATIENCE)?;
-    bench.no_more_events(events)?;
-    let status = bench.guest.end(waiting, PATIENCE)?;
-    let text = bench.guest.text(waiting)?;
+    test.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
+    test.guest.until(events, FATAL_OF_FILE, PATIENCE)?;
+    test.no_more_events(events)?;
+    let status = test.guest.end(waiting, PATIENCE)?;
+    let text = test.guest.text(waiting)?;
     ensure!(status != 0 && text.contains("Failed to get cq_event"), "ended with {status}\n{text}");
-    bench
-        .guest
+    test.guest
         .run("[ ! -e /sys/class/infiniband/mlx5_0 ]", PATIENCE)
         .context("the device is still there")?;
-    bench.ask(ControlRequest::Insert { function: 0 })?;
-    bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
-    bench.restore()
+    test.ask(ControlRequest::Insert { function: 0 })?;
+    test.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
+    test.restore()
 }
 
 /// A program of this project that does everything at once while its device is removed: each call
 /// returns that the device is gone, none hangs, and nothing is left in the device.
-fn our_program(bench: &mut Bench<'_>, surprise: bool) -> Result<()> {
-    let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
-    let ours = bench.guest.start(
+fn our_program(test: &mut FaultTest<'_>, surprise: bool) -> Result<()> {
+    let place = test.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
+    let ours = test.guest.start(
         "rm -f /tmp/gone\n\
          (until [ -e /tmp/gone ]; do usleep 20000; done; echo) |\n\
          UVERBS_TEST_DEVICE=mlx5_0 timeout 120 uverbs-device-tests --unplug",
     )?;
-    bench.guest.until(ours, "at work", PATIENCE)?;
+    test.guest.until(ours, "at work", PATIENCE)?;
     if surprise {
-        bench.ask(ControlRequest::Remove { function: 0 })?;
+        test.ask(ControlRequest::Remove { function: 0 })?;
         // First no process notices; then the driver does, before the device is removed.
-        bench.guest.pause(Duration::from_secs(4))?;
+        test.guest.pause(Duration::from_secs(4))?;
     }
-    bench.guest.run(&format!("echo 1 >{}/remove; touch /tmp/gone", place.trim()), PATIENCE)?;
-    let status = bench.guest.end(ours, PATIENCE)?;
-    let text = bench.guest.text(ours)?;
+    test.guest.run(&format!("echo 1 >{}/remove; touch /tmp/gone", place.trim()), PATIENCE)?;
+    let status = test.guest.end(ours, PATIENCE)?;
+    let text = test.guest.text(ours)?;
     ensure!(status == 0 && text.contains("clean"), "ended with {status}\n{text}");
     if surprise {
-        bench.ask(ControlRequest::Insert { function: 0 })?;
+        test.ask(ControlRequest::Insert { function: 0 })?;
     }
-    bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
-    bench.restore()
+    test.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
+    test.restore()
 }
 
-fn our_program_and_surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
-    our_program(bench, true)
+fn our_program_and_surprise_removal(test: &mut FaultTest<'_>) -> Result<()> {
+    our_program(test, true)
 }
 
-fn our_program_and_removal(bench: &mut Bench<'_>) -> Result<()> {
-    our_program(bench, false)
+fn our_program_and_removal(test: &mut FaultTest<'_>) -> Result<()> {
+    our_program(test, false)
 }
 
 /// A program of this project that waits for events learns that its device is gone, and works again when a
 /// device of that name is back.
-fn our_program_works_again(bench: &mut Bench<'_>) -> Result<()> {
-    let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
-    let ours = bench
+fn our_program_works_again(test: &mut FaultTest<'_>) -> Result<()> {
+    let place = test.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
+    let ours = test
         .guest
         .start("exec env UVERBS_TEST_DEVICE=mlx5_0 timeout 150 uverbs-device-tests --hotplug")?;
-    bench.guest.until(ours, "AtWork", PATIENCE)?;
-    bench.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
-    bench.guest.until(ours, "Gone", PATIENCE)?;
-    bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
-    bench.restore()?;
-    let status = bench.guest.end(ours, PATIENCE)?;
-    let text = bench.guest.text(ours)?;
+    test.guest.until(ours, "AtWork", PATIENCE)?;
+    test.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
+    test.guest.until(ours, "Gone", PATIENCE)?;
+    test.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
+    test.restore()?;
+    let status = test.guest.end(ours, PATIENCE)?;
+    let text = test.guest.text(ours)?;
     ensure!(status == 0 && text.contains("Again"), "ended with {status}\n{text}");
     Ok(())
 }
 
 /// The driver gives up on a command after a minute, and its caller gets an error.
-fn a_command_without_answer(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(ControlRequest::SilenceCommand { function: 0, opcode: CREATE_CQ, after: 0 })?;
-    let who = bench.guest.start("exec timeout 100 ibv_rc_pingpong -d mlx5_0 -g 3")?;
-    let status = bench.guest.end(who, PATIENCE)?;
-    let text = bench.guest.text(who)?;
+fn a_command_without_answer(test: &mut FaultTest<'_>) -> Result<()> {
+    test.ask(ControlRequest::SilenceCommand { function: 0, opcode: CREATE_CQ, after: 0 })?;
+    let who = test.guest.start("exec timeout 100 ibv_rc_pingpong -d mlx5_0 -g 3")?;
+    let status = test.guest.end(who, PATIENCE)?;
+    let text = test.guest.text(who)?;
     ensure!(status == 1 && text.contains("Couldn't create CQ"), "ended with {status}\n{text}");
-    bench.guest.run("dmesg | grep 'CREATE_CQ(0x400) timeout'", PATIENCE)?;
+    test.guest.run("dmesg | grep 'CREATE_CQ(0x400) timeout'", PATIENCE)?;
     Ok(())
 }
 
 /// When the interrupt of a finished command is lost, the driver looks for its event by itself.
-fn a_lost_interrupt(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(ControlRequest::LoseInterrupts { function: 0, count: 1 })?;
-    bench.guest.run("timeout 100 ibv_devinfo -d mlx5_0", PATIENCE)?;
-    bench.guest.run("dmesg | grep 'Recovered [1-9].* EQEs on cmd_eq'", PATIENCE)?;
+fn a_lost_interrupt(test: &mut FaultTest<'_>) -> Result<()> {
+    test.ask(ControlRequest::LoseInterrupts { function: 0, count: 1 })?;
+    test.guest.run("timeout 100 ibv_devinfo -d mlx5_0", PATIENCE)?;
+    test.guest.run("dmesg | grep 'Recovered [1-9].* EQEs on cmd_eq'", PATIENCE)?;
     Ok(())
 }
