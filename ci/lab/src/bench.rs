@@ -134,7 +134,7 @@ impl BenchArguments {
     /// What a suite found, for programs or for people.
     fn text(&self, suite: BenchSuite, result: &(impl Serialize + Display)) -> Result<String> {
         if let Some(directory) = &self.plots {
-            for plot in plot::plots(&suite.name(), &serde_json::to_value(result)?) {
+            for plot in plot::plots(&suite.name(), &serde_json::to_value(result)?)? {
                 let path = directory.join(&plot.name);
                 plot::check_place(&path)?;
                 fs::write(&path, plot.svg).with_context(|| format!("write {}", path.display()))?;

@@ -56,7 +56,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         })?;
         table.kernel.clone_from(&vm.greeting.release);
         let device = vm.greeting.devices.first().cloned().unwrap_or_default();
-        for (word, sharing) in [("shared", ""), ("alone", ", TD")] {
+        for (word, sharing) in [("shared", ""), ("alone", ", thread domain")] {
             let setting = match ringing {
                 Ringing::Doorbell => format!("doorbell{sharing}"),
                 Ringing::BlueFlame => format!("BlueFlame{sharing}"),
@@ -102,5 +102,9 @@ fn row(
             .min_by(|(one, _), (other, _)| one.value.total_cmp(&other.value))
     };
     let ours = best(ours).map(|(value, _)| value);
-    Some(TableRow::new(name, setting, ours, best(theirs), TableTarget::default()))
+    let setting = match rings {
+        true => setting.to_owned(),
+        false => setting.replace("doorbell", "doorbell or BlueFlame"),
+    };
+    Some(TableRow::new(name, &setting, ours, best(theirs), TableTarget::default()))
 }

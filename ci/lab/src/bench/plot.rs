@@ -4,27 +4,33 @@
 //! object costs when there are many, and the time of a message by its size.
 
 use anyhow::{Context, Result, bail};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde_json::Value;
-use std::fmt::Write;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Width of a figure, in the unit of SVG.
-const WIDTH: f64 = 840.0;
-/// Height of a bar with the gap below it.
-const BAR: f64 = 20.0;
-/// Where bars begin; their labels end before.
-const LABELS: f64 = 330.0;
+/// Width of a figure in pixels, as all sizes here.
+const WIDTH: u32 = 840;
+/// Height of a figure's title.
+const HEADING: u32 = 30;
+/// Height of a bar with its gaps.
+const BAR: u32 = 20;
+/// Width of the names of bars.
+const LABELS: u32 = 250;
+/// Height of the numbers below an axis.
+const AXIS: u32 = 25;
 /// Panels in a row of a figure.
-const COLUMNS: usize = 3;
-/// Width and height of a panel with its axes.
-const PANEL: [f64; 2] = [WIDTH / COLUMNS as f64, 190.0];
+const COLUMNS: usize = 2;
+/// Height of a panel with its title and axes.
+const PANEL: u32 = 220;
 
 // Colours that are readable on white and on black.
-const OURS: &str = "#3b82d6";
-const THEIRS: &str = "#b0641f";
-const TEXT: &str = "#7a7a7a";
+const OURS: RGBColor = RGBColor(0x3b, 0x82, 0xd6);
+const THEIRS: RGBColor = RGBColor(0xb0, 0x64, 0x1f);
+const TEXT: RGBColor = RGBColor(0x7a, 0x7a, 0x7a);
 
 /// A file to be written.
 #[derive(Debug, PartialEq)]
@@ -39,10 +45,8 @@ struct Lines {
     /// The last part of the file's name.
     name: &'static str,
     title: &'static str,
-    /// Below each panel; that axis is logarithmic.
+    /// Name of the horizontal axis.
     across: &'static str,
-    /// Whether the upright axis is logarithmic, too, in place of one that begins at 0.
-    logarithmic: bool,
     /// The line that a row is of, and the row's place across.
     place: fn(&Value) -> Option<(String, f64)>,
 }
@@ -50,18 +54,11 @@ struct Lines {
 const LINES: [Lines; 2] = [
     Lines {
         name: "scaling",
-        title: "the cost of one more object when there are as many",
+        title: "cost of one more object, by number of objects",
         across: "objects",
-        logarithmic: false,
         place: count,
     },
-    Lines {
-        name: "size",
-        title: "microseconds, by the size of a message",
-        across: "bytes",
-        logarithmic: true,
-        place: size,
-    },
+    Lines { name: "size", title: "microseconds by message size", across: "bytes", place: size },
 ];
 
 /// One operation at several sizes, or with several numbers of objects.
@@ -72,8 +69,11 @@ struct Series {
     points: Vec<[f64; 3]>,
 }
 
+/// The rows of a setting: each operation and its ratio.
+type Setting = (String, Vec<(String, f64)>);
+
 /// The beginning of each plot.
-const HEAD: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ";
+const HEAD: &str = "<svg width=\"840\" ";
 
 /// Fails if a file that is no plot would be lost at a path.
 pub(super) fn check_place(path: &Path) -> Result<()> {
@@ -109,37 +109,47 @@ pub(super) fn prepare(directory: &Path, suites: &[String]) -> Result<()> {
 }
 
 /// The plots of a suite's result; none of rows that have nothing to draw.
-pub(super) fn plots(suite: &str, result: &Value) -> Vec<Plot> {
+pub(super) fn plots(suite: &str, result: &Value) -> Result<Vec<Plot>> {
     let rows = result["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let title = result["title"].as_str().unwrap_or(suite);
     let mut plots = Vec::new();
-    let ratios: Vec<_> = rows.iter().filter_map(ratio).collect();
-    if !ratios.is_empty() {
-        let title = format!("{suite}: ours to theirs, less is better");
-        plots.push(Plot { name: format!("{suite}-ratio.svg"), svg: bars(&title, &ratios) });
+    let settings = settings(rows);
+    if !settings.is_empty() {
+        let svg = bars(&format!("{title}, ours / theirs: less is better"), &settings)?;
+        plots.push(Plot { name: format!("{suite}-ratio.svg"), svg });
     }
     for lines in &LINES {
         let series = series(rows, lines.place);
         if !series.is_empty() {
-            let title = format!("{suite}: {}", lines.title);
-            let name = format!("{suite}-{}.svg", lines.name);
-            plots.push(Plot { name, svg: panels(&title, lines, &series) });
+            let svg = panels(&format!("{title}: {}", lines.title), lines, &series)?;
+            plots.push(Plot { name: format!("{suite}-{}.svg", lines.name), svg });
         }
     }
-    plots
+    Ok(plots)
 }
 
 fn text<'v>(row: &'v Value, key: &str) -> &'v str {
     row[key].as_str().unwrap_or_default()
 }
 
-/// An operation and its ratio.
-fn ratio(row: &Value) -> Option<(String, f64)> {
-    // A row at a number of objects is a point of a series, and a growth is seen there.
-    if count(row).is_some() || text(row, "operation").ends_with(", ratio") {
-        return None;
+/// The ratios of operations by setting, in the order in which the settings appear.
+fn settings(rows: &[Value]) -> Vec<Setting> {
+    let mut settings: Vec<Setting> = Vec::new();
+    for row in rows {
+        // A row at a number of objects is a point of a series, and a growth is seen there.
+        if count(row).is_some() || text(row, "operation").ends_with(", ratio") {
+            continue;
+        }
+        let (Some(ratio), setting) = (row["ratio"].as_f64(), text(row, "setting")) else {
+            continue;
+        };
+        let entry = (text(row, "operation").to_owned(), ratio);
+        match settings.iter_mut().find(|(name, _)| name == setting) {
+            Some((_, entries)) => entries.push(entry),
+            None => settings.push((setting.to_owned(), vec![entry])),
+        }
     }
-    let label = format!("{} {}", text(row, "operation"), text(row, "setting"));
-    Some((label.trim_end().to_owned(), row["ratio"].as_f64()?))
+    settings
 }
 
 /// The operation and the number of objects of a row that has one.
@@ -193,135 +203,122 @@ fn series(rows: &[Value], place: fn(&Value) -> Option<(String, f64)>) -> Vec<Ser
     found
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
-fn label(svg: &mut String, [x, y]: [f64; 2], anchor: &str, color: &str, text: &str) {
-    let text = escaped(text);
-    let _ = writeln!(
-        svg,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{color}\">{text}</text>"
-    );
-}
-
-fn line(svg: &mut String, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2], color: &str) {
-    let _ = writeln!(
-        svg,
-        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{color}\"/>"
-    );
-}
-
-fn figure(height: f64, title: &str, content: &str) -> String {
-    let mut svg = format!(
-        "{HEAD}{WIDTH} {height:.0}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n"
-    );
-    label(&mut svg, [10.0, 18.0], "start", TEXT, title);
-    svg + content + "</svg>\n"
-}
-
-/// A bar for each ratio, and a line where both would be equal.
-fn bars(title: &str, ratios: &[(String, f64)]) -> String {
-    let most = ratios.iter().map(|(_, ratio)| *ratio).fold(1.0, f64::max) * 1.05;
-    let scale = (WIDTH - LABELS - 60.0) / most;
-    let top = 30.0;
-    let mut svg = String::new();
-    for (place, (name, ratio)) in ratios.iter().enumerate() {
-        let y = top + BAR * place as f64;
-        label(&mut svg, [LABELS - 8.0, y + 13.0], "end", TEXT, name);
-        let (width, height) = (ratio * scale, BAR - 5.0);
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{LABELS}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height}\" fill=\"{OURS}\"/>"
-        );
-        label(&mut svg, [LABELS + width + 5.0, y + 13.0], "start", TEXT, &format!("{ratio:.2}"));
-    }
-    let bottom = top + BAR * ratios.len() as f64;
-    line(&mut svg, [LABELS + scale, top], [LABELS + scale, bottom], THEIRS);
-    label(&mut svg, [LABELS + scale, bottom + 14.0], "middle", THEIRS, "equal");
-    figure(bottom + 24.0, title, &svg)
-}
-
-/// The power of ten at or below a number, and the one at or above it.
+/// The power of ten at or below all values, and the one at or above them.
 fn decades(values: impl Iterator<Item = f64>) -> [f64; 2] {
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
     for value in values.filter(|value| *value > 0.0) {
         least = least.min(value.log10().floor());
         most = most.max(value.log10().ceil());
     }
-    if least.is_finite() { [least, most.max(least + 1.0)] } else { [0.0, 1.0] }
+    let powers = if least.is_finite() { [least, most.max(least + 1.0)] } else { [0.0, 1.0] };
+    powers.map(|power| 10_f64.powf(power))
 }
 
-/// From 0 to the next of 1, 2 or 5 times a power of ten that is above all values.
-fn from_zero(values: impl Iterator<Item = f64>) -> [f64; 2] {
-    let most = values.fold(0.0, f64::max);
-    if most <= 0.0 {
-        return [0.0, 1.0];
-    }
-    let power = 10_f64.powf(most.log10().floor());
-    let round = [1.0, 2.0, 5.0].into_iter().map(|factor| factor * power);
-    [0.0, round.into_iter().find(|round| *round >= most).unwrap_or(10.0 * power)]
-}
+type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
 
-/// A panel for each operation.
-fn panels(title: &str, lines: &Lines, series: &[Series]) -> String {
-    let top = 40.0;
+/// Draws a figure of this height below its title.
+fn figure(
+    height: u32,
+    title: &str,
+    draw: impl FnOnce(&Area<'_>, &Area<'_>) -> Result<()>,
+) -> Result<String> {
     let mut svg = String::new();
-    label(&mut svg, [WIDTH - 120.0, 18.0], "end", OURS, "ours");
-    label(&mut svg, [WIDTH - 60.0, 18.0], "end", THEIRS, "theirs");
-    for (place, series) in series.iter().enumerate() {
-        let left = PANEL[0] * (place % COLUMNS) as f64 + 50.0;
-        let head = top + PANEL[1] * (place / COLUMNS) as f64;
-        let (right, foot) = (left + PANEL[0] - 70.0, head + PANEL[1] - 55.0);
-        let across = decades(series.points.iter().map(|point| point[0]));
-        let values = series.points.iter().flat_map(|point| [point[1], point[2]]);
-        let up = match lines.logarithmic {
-            true => decades(values).map(|power| 10_f64.powf(power)),
-            false => from_zero(values),
-        };
-        let share = |value: f64, [least, most]: [f64; 2]| (value - least) / (most - least);
-        let position = |at: f64, value: f64| {
-            let height = match lines.logarithmic {
-                true => share(value.max(up[0]).log10(), up.map(f64::log10)),
-                false => share(value, up),
+    {
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, height + HEADING)).into_drawing_area();
+        let (head, body) = root.split_vertically(HEADING);
+        head.draw_text(title, &font(15.0, TEXT), (10, 8))?;
+        draw(&head, &body)?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+fn font(size: f64, color: RGBColor) -> TextStyle<'static> {
+    ("sans-serif", size).into_font().color(&color)
+}
+
+/// A chart for each setting, with a bar for each ratio and a line where both sides are equal.
+fn bars(title: &str, settings: &[Setting]) -> Result<String> {
+    let ratios = settings.iter().flat_map(|(_, rows)| rows).map(|(_, ratio)| *ratio);
+    let most = ratios.fold(1.0, f64::max) * 1.1;
+    let height = |(_, rows): &Setting| HEADING + BAR * rows.len() as u32 + AXIS;
+    figure(settings.iter().map(height).sum(), title, |_, body| {
+        let mut rest = body.clone();
+        for setting in settings {
+            let (name, rows) = setting;
+            let (area, below) = rest.split_vertically(height(setting));
+            rest = below;
+            let mut chart = ChartBuilder::on(&area)
+                .caption(name, font(14.0, TEXT))
+                .y_label_area_size(LABELS)
+                .x_label_area_size(AXIS)
+                .margin_right(40)
+                .build_cartesian_2d(0.0..most, rows.len() as f64..0.0)?;
+            chart
+                .configure_mesh()
+                .disable_mesh()
+                .disable_y_axis()
+                .axis_style(TEXT)
+                .label_style(font(12.0, TEXT))
+                .draw()?;
+            let label = |text: &str, at: f64, row: f64, (side, apart)| {
+                let style = font(12.0, TEXT).pos(Pos::new(side, VPos::Center));
+                EmptyElement::at((at, row + 0.5)) + Text::new(text.to_owned(), (apart, 0), style)
             };
-            [
-                left + share(at.log10(), across) * (right - left),
-                foot - height * (foot - head - 15.0),
-            ]
-        };
-        label(&mut svg, [left, head + 8.0], "start", TEXT, &series.title);
-        line(&mut svg, [left, head + 15.0], [left, foot], TEXT);
-        line(&mut svg, [left, foot], [right, foot], TEXT);
-        for value in up {
-            let [_, y] = position(10_f64.powf(across[0]), value);
-            label(&mut svg, [left - 5.0, y + 4.0], "end", TEXT, &tick(value));
+            for (row, (operation, ratio)) in rows.iter().enumerate() {
+                let row = row as f64;
+                let mut bar = Rectangle::new([(0.0, row), (*ratio, row + 1.0)], OURS.filled());
+                bar.set_margin(3, 3, 0, 0);
+                chart.draw_series([bar])?;
+                chart.draw_series([
+                    label(operation, 0.0, row, (HPos::Right, -5)),
+                    label(&format!("{ratio:.2}"), *ratio, row, (HPos::Left, 5)),
+                ])?;
+            }
+            let equal = [0.0, rows.len() as f64].map(|end| (1.0, end));
+            chart.draw_series([PathElement::new(equal, THEIRS)])?;
         }
-        for power in [across[0], across[1]] {
-            let value = 10_f64.powf(power);
-            let [x, _] = position(value, up[1]);
-            label(&mut svg, [x, foot + 16.0], "middle", TEXT, &tick(value));
+        Ok(())
+    })
+}
+
+/// A panel for each operation. Both axes are logarithmic.
+fn panels(title: &str, lines: &Lines, series: &[Series]) -> Result<String> {
+    let rows = series.len().div_ceil(COLUMNS);
+    figure(PANEL * rows as u32, title, |head, body| {
+        for (side, color, x) in [("ours", OURS, 140), ("theirs", THEIRS, 80)] {
+            head.draw_text(side, &font(14.0, color), (WIDTH as i32 - x, 8))?;
         }
-        label(&mut svg, [(left + right) / 2.0, foot + 16.0], "middle", TEXT, lines.across);
-        for (side, color) in [(1, OURS), (2, THEIRS)] {
-            let points: Vec<[f64; 2]> =
-                series.points.iter().map(|point| position(point[0], point[side])).collect();
-            let corners: Vec<String> =
-                points.iter().map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
-            let corners = corners.join(" ");
-            let _ = writeln!(
-                svg,
-                "<polyline points=\"{corners}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>"
-            );
-            for [x, y] in points {
-                let _ =
-                    writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>");
+        for (series, area) in series.iter().zip(body.split_evenly((rows, COLUMNS))) {
+            let [left, right] = decades(series.points.iter().map(|point| point[0]));
+            let values = series.points.iter().flat_map(|point| [point[1], point[2]]);
+            let [least, most] = decades(values);
+            let mut chart = ChartBuilder::on(&area)
+                .caption(&series.title, font(13.0, TEXT))
+                .margin(10)
+                .margin_right(25)
+                .x_label_area_size(AXIS + 10)
+                .y_label_area_size(50)
+                .build_cartesian_2d((left..right).log_scale(), (least..most).log_scale())?;
+            chart
+                .configure_mesh()
+                .disable_mesh()
+                .axis_style(TEXT)
+                .label_style(font(12.0, TEXT))
+                .x_desc(lines.across)
+                .x_labels(4)
+                .y_labels(5)
+                .x_label_formatter(&|value| tick(*value))
+                .y_label_formatter(&|value| tick(*value))
+                .draw()?;
+            for (side, color) in [(1, OURS), (2, THEIRS)] {
+                let points = series.points.iter().map(|point| (point[0], point[side]));
+                let line = LineSeries::new(points, color.stroke_width(2)).point_size(3);
+                chart.draw_series(line)?;
             }
         }
-    }
-    let height = top + PANEL[1] * series.len().div_ceil(COLUMNS) as f64;
-    figure(height, title, &svg)
+        Ok(())
+    })
 }
 
 /// A round number, short.
@@ -345,7 +342,7 @@ mod tests {
         prepare(&folder, &suites).unwrap();
         let path = folder.join("rxe-ratio.svg");
         check_place(&path).unwrap();
-        fs::write(&path, figure(1.0, "title", "")).unwrap();
+        fs::write(&path, figure(1, "title", |_, _| Ok(())).unwrap()).unwrap();
         prepare(&folder, &suites).unwrap();
         for other in ["<svg><circle/></svg>", "text"] {
             fs::write(&path, other).unwrap();
@@ -369,19 +366,35 @@ mod tests {
 
     #[test]
     fn each_operation_has_a_bar_as_long_as_its_ratio() {
-        let rows =
-            json!({ "rows": [row("write", "doorbell", [1.0, 2.0]), row("poll", "", [3.0, 4.0])] });
-        let plots = plots("mlx5-path", &rows);
+        let rows = [row("write", "doorbell", [1.0, 2.0]), row("poll", "", [3.0, 4.0])];
+        let plots = plots("mlx5-path", &json!({ "rows": rows })).unwrap();
         assert_eq!(plots.len(), 1);
         let svg = &plots[0].svg;
         assert_eq!(plots[0].name, "mlx5-path-ratio.svg");
-        assert_eq!(svg.matches("<rect").count(), 2);
-        let widths: Vec<f64> = svg
-            .lines()
-            .filter_map(|line| line.split_once("width=\"")?.1.split('"').next()?.parse().ok())
-            .collect();
+        let bars = svg.lines().filter(|line| line.starts_with("<rect") && line.contains("#3B82D6"));
+        let width =
+            |bar: &str| bar.split_once("width=\"")?.1.split('"').next()?.parse::<f64>().ok();
+        let widths: Vec<f64> = bars.filter_map(width).collect();
+        assert_eq!(widths.len(), 2, "{svg}");
         assert!((widths[1] / widths[0] - 1.5).abs() < 0.01, "{widths:?}");
-        assert!(svg.contains(">write doorbell<") && svg.contains(">poll<"));
+        assert!(["write", "poll", "doorbell"].iter().all(|word| shows(svg, word)), "{svg}");
+    }
+
+    #[test]
+    fn operations_stand_under_their_setting() {
+        let rows = [("write", "doorbell"), ("poll", ""), ("read", "doorbell")]
+            .map(|(operation, setting)| row(operation, setting, [1.0, 2.0]));
+        let found = settings(&rows);
+        let names = |rows: &[(String, f64)]| {
+            rows.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>().join(" ")
+        };
+        let found: Vec<_> = found.iter().map(|(setting, rows)| (&**setting, names(rows))).collect();
+        assert_eq!(found, [("doorbell", "write read".into()), ("", "poll".into())]);
+    }
+
+    /// Whether a text is in a figure.
+    fn shows(svg: &str, text: &str) -> bool {
+        svg.lines().any(|line| line == text)
     }
 
     #[test]
@@ -394,20 +407,11 @@ mod tests {
         let found = series(rows["rows"].as_array().unwrap(), count);
         let points = vec![[1.0, 1.0, 9.0], [100.0, 2.0, 9.0], [10000.0, 4.0, 9.0]];
         assert_eq!(found, [Series { title: "queue pair: µs each".into(), points }]);
-        let plots = plots("scale", &rows);
+        let plots = plots("scale", &rows).unwrap();
         assert_eq!(plots.len(), 1);
         let svg = &plots[0].svg;
-        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (2, 6));
-        assert!(svg.contains(">objects<") && svg.contains(">0<") && svg.contains(">10<"), "{svg}");
-    }
-
-    #[test]
-    fn an_upright_axis_from_zero_ends_at_a_round_number_above_all_values() {
-        for (most, end) in [(9.0, 10.0), (10.0, 10.0), (11.0, 20.0), (0.3, 0.5), (67e3, 100e3)] {
-            let [start, found] = from_zero([1e-9, most].into_iter());
-            assert!(start == 0.0 && (found / end - 1.0).abs() < 1e-9, "{most}: {found}");
-        }
-        assert_eq!(from_zero(std::iter::empty()), [0.0, 1.0]);
+        assert_eq!(svg.matches("<circle").count(), 6);
+        assert!(["objects", "1", "10k"].iter().all(|word| shows(svg, word)), "{svg}");
     }
 
     /// Ours is twice as fast at each size, so that the lines are equally far apart everywhere.
@@ -415,17 +419,17 @@ mod tests {
     fn ratios_are_distances_where_both_axes_are_logarithmic() {
         let at = |size: f64| [size, size, 2.0 * size];
         let series = Series { title: "read".into(), points: [1.0, 10.0, 100.0].map(at).into() };
-        let svg = panels("title", &LINES[1], &[series]);
+        let svg = panels("title", &LINES[1], &[series]).unwrap();
         let heights: Vec<f64> = svg
             .lines()
             .filter_map(|line| line.split_once(" cy=\"")?.1.split('"').next()?.parse().ok())
             .collect();
         let apart: Vec<f64> = (0..3).map(|at| heights[at] - heights[at + 3]).collect();
         assert!(
-            apart[0] > 1.0 && apart.iter().all(|one| (one - apart[0]).abs() < 0.2),
+            apart[0] > 5.0 && apart.iter().all(|one| (one - apart[0]).abs() <= 1.0),
             "{apart:?}"
         );
-        assert!(svg.contains(">bytes<"), "{svg}");
+        assert!(shows(&svg, "bytes"), "{svg}");
     }
 
     #[test]
@@ -446,13 +450,11 @@ mod tests {
                 })
             })
             .into();
-        let names: Vec<_> =
-            plots("rxe", &json!({ "rows": rows })).into_iter().map(|plot| plot.name).collect();
+        let names: Vec<_> = plots("rxe", &json!({ "rows": rows }))
+            .unwrap()
+            .into_iter()
+            .map(|plot| plot.name)
+            .collect();
         assert_eq!(names, ["rxe-ratio.svg", "rxe-size.svg"]);
-    }
-
-    #[test]
-    fn text_is_escaped() {
-        assert_eq!(escaped("a < b & c > d"), "a &lt; b &amp; c &gt; d");
     }
 }
