@@ -1,7 +1,6 @@
 //! A guest: its root file system, its RDMA devices, QEMU, and the session that boots it.
 
 pub(crate) mod accelerator;
-mod cpio;
 pub(crate) mod device;
 pub(crate) mod initramfs;
 mod monitor;

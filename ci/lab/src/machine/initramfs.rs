@@ -3,10 +3,11 @@
 //! Layers of directories over a skeleton: the guest's PID 1, the modules that the kernel has, the
 //! shell, our binaries, peers if asked for, the user's overlays. Later layers win.
 
-use crate::machine::cpio;
 use crate::packages::kernel::module;
 use anyhow::{Context, Result};
+use cpio::newc::{self, ModeFileType};
 use lab_guest::order::{GuestSetup, MODULES_PATH, Module, SETUP_PATH, USER};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -212,29 +213,47 @@ impl Initramfs {
     /// Writes the archive; `packed` hears the size of each file when it has been written.
     pub(crate) fn write(&self, target: &Path, packed: impl Fn(u64)) -> Result<()> {
         let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
-        let mut archive = cpio::Writer::new(BufWriter::with_capacity(1 << 20, file));
+        let mut archive = BufWriter::with_capacity(1 << 20, file);
         // The order of the map puts a directory before what lies in it.
-        for (path, node) in &self.nodes {
-            match node {
-                Node::Directory { mode, owner } => archive.directory(path, *mode, *owner)?,
+        for (inode, (path, node)) in (1..).zip(&self.nodes) {
+            let entry = newc::Builder::new(path).ino(inode);
+            let (entry, contents) = match node {
+                Node::Directory { mode, owner } => {
+                    let entry = entry.mode(*mode).uid(*owner).gid(*owner);
+                    (entry.set_mode_file_type(ModeFileType::Directory), Cow::default())
+                }
                 Node::Link(to) => {
                     let to = to.to_str().with_context(|| format!("{path}: no UTF-8"))?;
-                    archive.link(path, to)?;
+                    let entry = entry.mode(0o777).set_mode_file_type(ModeFileType::Symlink);
+                    (entry, to.as_bytes().into())
                 }
-                Node::File { mode, contents: Contents::Here(bytes) } => {
-                    archive.file(path, *mode, bytes)?;
-                    packed(bytes.len() as u64);
+                Node::File { mode, contents } => {
+                    let entry = entry.mode(*mode).set_mode_file_type(ModeFileType::Regular);
+                    (entry, contents.read()?)
                 }
-                Node::File { mode, contents: Contents::At(from) } => {
-                    let bytes =
-                        fs::read(from).with_context(|| format!("read {}", from.display()))?;
-                    archive.file(path, *mode, &bytes)?;
-                    packed(bytes.len() as u64);
-                }
+            };
+            let size =
+                u32::try_from(contents.len()).with_context(|| format!("{path}: over 4 GiB"))?;
+            let mut writer = entry.write(archive, size);
+            writer.write_all(&contents)?;
+            archive = writer.finish()?;
+            if matches!(node, Node::File { .. }) {
+                packed(size.into());
             }
         }
-        archive.finish()?.flush()?;
+        newc::trailer(archive)?.flush()?;
         Ok(())
+    }
+}
+
+impl Contents {
+    fn read(&self) -> Result<Cow<'_, [u8]>> {
+        Ok(match self {
+            Contents::Here(bytes) => bytes.into(),
+            Contents::At(from) => {
+                fs::read(from).with_context(|| format!("read {}", from.display()))?.into()
+            }
+        })
     }
 }
 
