@@ -3,6 +3,8 @@
 //! Static builds have a target directory of their own, so that they never invalidate what a plain
 //! `cargo build` made.
 
+pub(crate) mod mistake;
+
 use crate::arch::Arch;
 use crate::packages::cross::{Cross, Linking};
 use crate::packages::musl::{self, Musl};
@@ -495,51 +497,44 @@ impl Workspace {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
-        let directory = match profile {
-            Profile::Checked => {
-                command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-                command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
-                command.env("CARGO_PROFILE_RELEASE_INCREMENTAL", "true");
-                "lab/checked"
-            }
+        let (directory, settings): (_, &[(&str, &str)]) = match profile {
+            Profile::Checked => (
+                "lab/checked",
+                &[
+                    ("DEBUG_ASSERTIONS", "true"),
+                    ("OVERFLOW_CHECKS", "true"),
+                    ("INCREMENTAL", "true"),
+                ],
+            ),
             Profile::Here => {
-                command.env_remove("CARGO_ENCODED_RUSTFLAGS");
-                command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-                command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
-                "lab/here"
+                ("lab/here", &[("DEBUG_ASSERTIONS", "true"), ("OVERFLOW_CHECKS", "true")])
             }
-            Profile::Release => "lab/release",
-            Profile::Whole => {
-                command.env("CARGO_PROFILE_RELEASE_LTO", "fat");
-                command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1");
-                "lab/whole"
-            }
-            Profile::Stripped => {
-                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
-                "lab/stripped"
-            }
+            Profile::Release => ("lab/release", &[]),
+            Profile::Whole => ("lab/whole", &[("LTO", "fat"), ("CODEGEN_UNITS", "1")]),
+            Profile::Stripped => ("lab/stripped", &[("STRIP", "symbols")]),
             Profile::Quick => {
-                command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0");
-                command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-                command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-                "lab/quick"
+                ("lab/quick", &[("OPT_LEVEL", "0"), ("DEBUG", "0"), ("DEBUG_ASSERTIONS", "true")])
             }
-            Profile::Edited => {
-                command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0");
-                command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-                command.env("CARGO_PROFILE_RELEASE_STRIP", "none");
-                command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-                command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
-                command.env("CARGO_PROFILE_RELEASE_INCREMENTAL", "true");
-                command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "256");
-                "lab/edited"
-            }
-            Profile::Dynamic => {
-                command.env_remove("CARGO_ENCODED_RUSTFLAGS");
-                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
-                "lab/dynamic"
-            }
+            Profile::Edited => (
+                "lab/edited",
+                &[
+                    ("OPT_LEVEL", "0"),
+                    ("DEBUG", "0"),
+                    ("STRIP", "none"),
+                    ("DEBUG_ASSERTIONS", "true"),
+                    ("OVERFLOW_CHECKS", "true"),
+                    ("INCREMENTAL", "true"),
+                    ("CODEGEN_UNITS", "256"),
+                ],
+            ),
+            Profile::Dynamic => ("lab/dynamic", &[("STRIP", "symbols")]),
         };
+        if matches!(profile, Profile::Here | Profile::Dynamic) {
+            command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+        }
+        for (name, value) in settings {
+            command.env(format!("CARGO_PROFILE_RELEASE_{name}"), value);
+        }
         let mut directory = self.metadata.target_directory.join(directory);
         if let Some(cross) = &self.cross {
             // Another compiler builds what runs on this machine, too.

@@ -1,17 +1,13 @@
 //! The programs of `tests/seeds`: with 10,000 seeds, and with mistakes planted in the library, each of which some seeds
 //! have to find and some have not. A mistake that every seed finds needs no seeds.
-//!
-//! The mistakes are made as those of `cases/mutants.rs` are: in a copy of the workspace, all in one build, and an
-//! environment variable chooses one.
 
 use crate::run::jobs::say;
 use crate::run::outcome::{Report, TestOutcome};
 use crate::run::subprocess;
 use crate::run::summary::Section;
-use crate::suites::cases::mutants::{CHOICE, Edit, ROOT, VARIABLE, change};
-use crate::workspace::{self, CargoMessage, Workspace, copy_tree};
+use crate::workspace::mistake::{Edit, Edits, VARIABLE};
+use crate::workspace::{self, CargoMessage, Workspace};
 use anyhow::{Context, Result, bail, ensure};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -90,18 +86,7 @@ pub(crate) fn soak(workspace: &Workspace) -> Result<Section> {
 
 /// Makes the mistakes, and counts the seeds that find each.
 pub(crate) fn mistakes(workspace: &Workspace) -> Result<Section> {
-    let directory = workspace.lab_directory()?.join("seeds");
-    let copy = directory.join("tree");
-    if copy.exists() {
-        fs::remove_dir_all(&copy)?;
-    }
-    copy_tree(workspace.root(), &copy)?;
-    for Mistake { name, edit, .. } in MISTAKES {
-        change(&copy, name, edit)?;
-    }
-    let root = copy.join(ROOT);
-    fs::write(&root, fs::read_to_string(&root)? + CHOICE)?;
-    let program = build(&Workspace::of_copy(&copy, &directory.join("target"))?)?;
+    let program = build(&workspace.with_mistakes("seeds", edits())?)?;
     for test in [ECHO, VALUES] {
         let found = found(&program, "none", test)?;
         ensure!(found == 0, "{test}: {found} of {TRIED} seeds fail without a mistake");
@@ -149,23 +134,17 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
     Ok(programs.next().context("cargo built no tests with seeds")?.path)
 }
 
+fn edits() -> impl Edits {
+    MISTAKES.iter().map(|mistake| (mistake.name, &mistake.edit))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::suites::cases::mutants::changed;
-    use std::collections::BTreeMap;
+    use crate::workspace::mistake::assert_all_fit;
 
-    /// This fails in seconds, not only in a soak.
     #[test]
     fn every_mistake_can_be_made() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut texts = BTreeMap::new();
-        for Mistake { name, edit, .. } in MISTAKES {
-            let read = || fs::read_to_string(root.join(edit.file)).unwrap();
-            let text = texts.entry(edit.file).or_insert_with(read);
-            *text = changed(text, name, edit).unwrap();
-        }
-        let made: usize = texts.values().map(|text| text.matches("crate::mutant(").count()).sum();
-        assert_eq!(made, MISTAKES.len());
+        assert_all_fit(edits());
     }
 }

@@ -15,7 +15,7 @@ mod faults;
 mod figures;
 mod guest_processes;
 mod machines;
-pub(crate) mod mutants;
+mod mutants;
 mod native;
 mod ours;
 mod perftest;

@@ -2,7 +2,7 @@
 //! made in a copy of the workspace, and each one is tested with `cargo ci quick`.
 
 use crate::output::outln;
-use crate::suites::cases::mutants::{Edit, replaced};
+use crate::workspace::mistake::{Edit, replaced};
 use crate::workspace::{Workspace, copy_tree};
 use anyhow::{Context, Result, bail};
 use std::fs;

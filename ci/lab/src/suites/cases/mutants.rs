@@ -1,9 +1,6 @@
 //! Whether the stress tests notice mistakes: the library is built once more with mistakes in it,
 //! and the emulated device must count each of them.
 //!
-//! The mistakes are made in a copy of the workspace, so the library needs no hooks for them. All
-//! are in one build, and an environment variable chooses one: building takes longer than running.
-//!
 //! A missing barrier is not among them. The emulated processor keeps stores in order by itself, so
 //! the device cannot see the difference. The tests of recorded order in `src/provider/mlx5` check
 //! the barriers instead, and the listings of instructions.
@@ -17,25 +14,12 @@ use crate::run::jobs::say;
 use crate::run::outcome::{Report, TestOutcome};
 use crate::run::stages;
 use crate::suites::suite;
-use crate::workspace::{Workspace, copy_tree};
-use anyhow::{Context, Result, bail, ensure};
+use crate::workspace::Workspace;
+use crate::workspace::mistake::{Edit, Edits, VARIABLE};
+use anyhow::{Context, Result};
 use lab_guest::order::Order;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
-
-/// Names the mistake that is made.
-pub(crate) const VARIABLE: &str = "UVERBS_MUTANT";
-/// Placeholder in a mistake for "if this one is chosen".
-const CHOSEN: &str = "CHOSEN";
-/// The function for the placeholder, appended to the library's root.
-pub(crate) const CHOICE: &str = r#"
-pub(crate) fn mutant(name: &str) -> bool {
-    static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
-    CHOSEN.get_or_init(|| std::env::var("UVERBS_MUTANT").ok()).as_deref() == Some(name)
-}
-"#;
-pub(crate) const ROOT: &str = "src/lib.rs";
 
 /// The tests of the device suite that run.
 const TESTS: &str = "mlx5::stress";
@@ -44,14 +28,6 @@ const PATIENCE: u32 = 100;
 /// Seconds with a mistake: some tests then wait for ever, and the device counts the mistake at
 /// once.
 const SHORT: u32 = 12;
-
-/// A piece of the library, and its replacement.
-pub(crate) struct Edit {
-    pub(crate) file: &'static str,
-    /// The text must be in the file exactly once.
-    pub(crate) from: &'static str,
-    pub(crate) to: &'static str,
-}
 
 /// A mistake, and the count of the device that has to rise.
 struct Mutant {
@@ -225,79 +201,20 @@ fn stress(vm: &mut Vm, mutant: &str, seconds: u32) -> Result<Result<()>> {
 
 /// Builds the device suite in a copy of the workspace with all mistakes in it.
 fn build(workspace: &Workspace) -> Result<PathBuf> {
-    let directory = workspace.lab_directory()?.join("mutants");
-    let copy = directory.join("tree");
-    if copy.exists() {
-        fs::remove_dir_all(&copy)?;
-    }
-    copy_tree(workspace.root(), &copy)?;
-    for mutant in MUTANTS {
-        for edit in mutant.edits {
-            change(&copy, mutant.name, edit)?;
-        }
-    }
-    let root = copy.join(ROOT);
-    fs::write(&root, fs::read_to_string(&root)? + CHOICE)?;
-    Workspace::of_copy(&copy, &directory.join("target"))?.quick_test("uverbs", "device")
+    workspace.with_mistakes("mutants", edits())?.quick_test("uverbs", "device")
 }
 
-/// Makes a mistake.
-pub(crate) fn change(copy: &Path, mutant: &str, edit: &Edit) -> Result<()> {
-    let path = copy.join(edit.file);
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    fs::write(&path, changed(&text, mutant, edit)?)?;
-    Ok(())
-}
-
-pub(crate) fn changed(text: &str, mutant: &str, edit: &Edit) -> Result<String> {
-    let Edit { file, to, .. } = edit;
-    ensure!(to.contains(CHOSEN), "{mutant}: the change of {file} does not depend on the choice");
-    let made = replaced(text, mutant, edit)?;
-    Ok(made.replace(CHOSEN, &format!("crate::mutant({mutant:?})")))
-}
-
-/// A text with an edit in it.
-pub(crate) fn replaced(text: &str, name: &str, edit: &Edit) -> Result<String> {
-    let Edit { file, from, to } = edit;
-    match text.matches(from).count() {
-        1 => Ok(text.replace(from, to)),
-        count => {
-            bail!("{name}: `{from}` is {count} times in {file}; the edit has to be described anew")
-        }
-    }
+fn edits() -> impl Edits {
+    MUTANTS.iter().flat_map(|mutant| mutant.edits.iter().map(|edit| (mutant.name, edit)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+    use crate::workspace::mistake::assert_all_fit;
 
-    /// This fails in seconds, not only after the guest is up.
     #[test]
     fn every_mistake_can_be_made() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut texts = BTreeMap::new();
-        for mutant in MUTANTS {
-            for edit in mutant.edits {
-                let text = texts
-                    .entry(edit.file)
-                    .or_insert_with(|| fs::read_to_string(root.join(edit.file)).unwrap());
-                *text = changed(text, mutant.name, edit).unwrap();
-            }
-        }
-        let made: usize = texts.values().map(|text| text.matches("crate::mutant(").count()).sum();
-        assert_eq!(made, MUTANTS.iter().map(|mutant| mutant.edits.len()).sum::<usize>());
-    }
-
-    #[test]
-    fn a_mistake_that_does_not_fit_is_refused() {
-        let edit = Edit { file: "x", from: "lock();", to: "if !CHOSEN { lock(); }" };
-        assert_eq!(
-            changed("{ lock(); }", "m", &edit).unwrap(),
-            "{ if !crate::mutant(\"m\") { lock(); } }"
-        );
-        assert!(changed("{}", "m", &edit).is_err());
-        assert!(changed("lock(); lock();", "m", &edit).is_err());
-        assert!(changed("lock();", "m", &Edit { to: "", ..edit }).is_err());
+        assert_all_fit(edits());
     }
 }
