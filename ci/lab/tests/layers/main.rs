@@ -5,6 +5,7 @@
 //! that one file adds to another file's type. Tests may look anywhere.
 
 mod connectx;
+mod packages;
 mod source;
 
 use source::Source;

@@ -181,7 +181,18 @@ impl Source {
         arrows
     }
 
-    /// What the crate's root re-exports, by name, and where that is.
+    /// Every file with a word in its code, and the word's line. Tests are left out.
+    pub(crate) fn files_with(&self, word: &str) -> Vec<(&str, usize)> {
+        let mut found = Vec::new();
+        for (file, tokens) in self.files() {
+            let mut lines = Vec::new();
+            lines_with(word, tokens.clone(), &mut lines);
+            found.extend(lines.into_iter().map(|line| (file, line)));
+        }
+        found
+    }
+
+    /// The items that the crate's root re-exports, by name, with the paths of their definitions.
     fn exported(&self) -> BTreeMap<String, ModulePath> {
         let mut exported = BTreeMap::new();
         let Some(root) = self.files.get("lib.rs").or_else(|| self.files.get("main.rs")) else {
@@ -360,6 +371,24 @@ fn method_calls(stream: TokenStream, of_self: Option<&str>, found: &mut Vec<Meth
         }
         if let TokenTree::Group(group) = &tokens[at] {
             method_calls(group.stream(), of_self, found);
+        }
+        at += 1;
+    }
+}
+
+/// Finds the lines of a word. Tests are left out.
+fn lines_with(word: &str, stream: TokenStream, found: &mut Vec<usize>) {
+    let tokens: Vec<_> = stream.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
+            at = end_of_item(&tokens, at);
+            continue;
+        }
+        match &tokens[at] {
+            TokenTree::Group(group) => lines_with(word, group.stream(), found),
+            token if is_word(token, word) => found.push(token.span().start().line),
+            _ => {}
         }
         at += 1;
     }
