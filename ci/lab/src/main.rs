@@ -80,7 +80,7 @@ enum Verb {
     Bundle(test::BundleArguments),
     /// Run a program that is killed when the lab ends
     #[command(hide = true, name = parent_death::SUBCOMMAND)]
-    Tied {
+    DieWithParent {
         parent: i32,
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
-    if !matches!(cli.command, Verb::Tied { .. }) {
+    if !matches!(cli.command, Verb::DieWithParent { .. }) {
         signals::watch()?;
     }
     match cli.command {
@@ -148,8 +148,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Miri(arguments) => miri::miri(&arguments),
         Verb::Mutants(arguments) => mutants::mutants(&arguments),
         Verb::Bundle(arguments) => test::bundle(&arguments),
-        Verb::Tied { parent, command } => {
-            parent_death::become_tied(parent, &command)?;
+        Verb::DieWithParent { parent, command } => {
+            parent_death::become_program(parent, &command)?;
             Ok(ExitCode::FAILURE)
         }
     }

@@ -312,7 +312,7 @@ fn in_machines(
             move || setup::suites_in(session, suites, KernelName::Newest, device, scope, logs);
         Job::new(device.label(), work)
     });
-    jobs::run(jobs::count(), jobs.into())
+    jobs::run(jobs::slots(), jobs.into())
 }
 
 /// The changed files according to git: against a commit, else against HEAD, else against main.

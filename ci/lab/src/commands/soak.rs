@@ -347,10 +347,10 @@ fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Section>
             let run = move || {
                 setup::section_of(&section, setup::group_on(group, setup, kernel, scope, logs))
             };
-            jobs::Job::new(name, run).on(group.lanes)
+            jobs::Job::new(name, run).on(group.slots)
         })
         .collect();
-    Ok(jobs::run(jobs::count(), jobs))
+    Ok(jobs::run(jobs::slots(), jobs))
 }
 
 fn planted() -> Result<Vec<Section>> {

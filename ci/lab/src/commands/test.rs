@@ -181,7 +181,7 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
         None => {
             let setup = LazySetup::default();
             let sections =
-                jobs::run(jobs::count(), jobs(arguments, &workspace, &setup, &scope, &logs));
+                jobs::run(jobs::slots(), jobs(arguments, &workspace, &setup, &scope, &logs));
             if let Ok(ready) = setup.ready() {
                 accelerator = ready.session.accelerator().label();
             }
@@ -243,7 +243,7 @@ fn native(workspace: &Workspace, device: &str, scope: &TestScope<'_>) -> Result<
     Ok(Section { name: format!("native {device}"), reports, note })
 }
 
-/// The jobs of a run. One chain of host checks runs beside one lane of guests until the checks are
+/// The jobs of a run. One chain of host checks runs beside one job slot of guests until the checks are
 /// over; the longest guests come first.
 fn jobs<'a>(
     arguments: &'a TestArguments,
@@ -312,7 +312,7 @@ fn jobs<'a>(
                     let section = name.clone();
                     let run =
                         move || section_of(&section, group_on(group, setup, kernel, scope, logs));
-                    machines.push(Job::new(format!("{name} {}", group.name), run).on(group.lanes));
+                    machines.push(Job::new(format!("{name} {}", group.name), run).on(group.slots));
                 }
             }
         }

@@ -226,8 +226,8 @@ impl Session {
 
     /// Packs the guest's root file system into an initramfs.
     fn pack(&self, kernel: &Kernel, device: &Device, mut root: Initramfs) -> Result<Packed> {
-        // Sockets have fixed names, so the guests of each lane have a directory of their own.
-        let directory = self.directory.join(format!("lane-{}", jobs::number()));
+        // Sockets have fixed names, so the guests of each job have a directory of their own.
+        let directory = self.directory.join(format!("job-{}", jobs::number()));
         std::fs::create_dir_all(&directory)?;
         let number = self.machines.fetch_add(1, Ordering::Relaxed);
         root.orders(&device.setup, &kernel.release, &kernel.modules)?;

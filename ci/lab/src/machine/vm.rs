@@ -171,7 +171,7 @@ impl Vm {
         let (host, guest) = UnixStream::pair()?;
         // A guest that no longer reads must not block the lab.
         host.set_write_timeout(Some(Duration::from_secs(30)))?;
-        let mut command = parent_death::tied(&command_line(&plan));
+        let mut command = parent_death::die_with_this_thread(&command_line(&plan));
         let mut qemu = ChildGuard::new(
             command
                 .current_dir(plan.directory)
@@ -440,7 +440,7 @@ fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Resu
     let mut command = std::process::Command::new(program);
     command.args(arguments).current_dir(directory);
     let mut process = ChildGuard::new(
-        parent_death::tied(&command)
+        parent_death::die_with_this_thread(&command)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -228,7 +228,7 @@ impl Apt {
         let log = self.directory.join("download.log");
         let mut command = self.get();
         command.args(["download", "-q"]).args(&requests);
-        let mut child = parent_death::tied(&command)
+        let mut child = parent_death::die_with_this_thread(&command)
             .stdin(Stdio::null())
             .stdout(fs::File::create(&log)?)
             .stderr(fs::File::options().append(true).open(&log)?)

@@ -1,9 +1,8 @@
-//! Runs jobs in parallel. Each takes a lane, and there are as many lanes as processors, but at most
-//! four.
+//! Runs jobs in parallel, in as many job slots as there are processors, but at most four.
 //!
-//! An emulated guest keeps one processor busy most of the time. A job says how many lanes it takes;
-//! one that measures time takes all. Jobs start in the order of the list, as soon as the jobs that
-//! they wait for have ended and enough lanes are free.
+//! An emulated guest keeps one processor busy most of the time. A job takes one slot or more; one that
+//! measures time takes all. Jobs start in the order of the list, as soon as the jobs that they wait for
+//! have ended and enough slots are free.
 
 use crate::output::outln;
 use std::cell::{Cell, RefCell};
@@ -12,10 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::channel;
 use std::thread;
 
-/// With more lanes the longest chain of jobs decides the time.
+/// With more slots the longest chain of jobs decides the time.
 const MOST: usize = 4;
-/// Sets the number of lanes.
-const LANES: &str = "UVERBS_LAB_LANES";
+/// Sets the number of slots.
+const SLOTS: &str = "UVERBS_LAB_JOBS";
 
 thread_local! {
     static LABEL: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -41,13 +40,13 @@ pub(crate) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The number of lanes.
-pub(crate) fn count() -> usize {
-    let asked = std::env::var(LANES).ok().and_then(|text| text.parse().ok());
+/// The number of slots.
+pub(crate) fn slots() -> usize {
+    let asked = std::env::var(SLOTS).ok().and_then(|text| text.parse().ok());
     asked.unwrap_or_else(|| processors().min(MOST)).max(1)
 }
 
-/// The number of this thread's lane. Guests of one lane may share files, those of two lanes may
+/// The number of this thread's job. Guests of one job may share files, those of two jobs may
 /// not.
 pub(crate) fn number() -> usize {
     NUMBER.get()
@@ -62,16 +61,16 @@ pub(crate) fn beside_others() -> bool {
 pub(crate) struct Job<'a, T> {
     pub(crate) name: String,
     /// Lanes that it takes; all of them if there are fewer.
-    pub(crate) lanes: usize,
+    pub(crate) slots: usize,
     /// Names of jobs that have to end before this one. A name that is not in the list is ignored.
     pub(crate) after: Vec<String>,
     pub(crate) work: Box<dyn FnOnce() -> T + Send + 'a>,
 }
 
 impl<'a, T> Job<'a, T> {
-    /// A job of one lane that waits for nothing.
+    /// A job of one slot that waits for nothing.
     pub(crate) fn new(name: impl Into<String>, work: impl FnOnce() -> T + Send + 'a) -> Self {
-        Self { name: name.into(), lanes: 1, after: Vec::new(), work: Box::new(work) }
+        Self { name: name.into(), slots: 1, after: Vec::new(), work: Box::new(work) }
     }
 
     /// The same after another job.
@@ -80,14 +79,14 @@ impl<'a, T> Job<'a, T> {
         self
     }
 
-    /// The same on so many lanes.
-    pub(crate) fn on(self, lanes: usize) -> Self {
-        Self { lanes, ..self }
+    /// The same on so many slots.
+    pub(crate) fn on(self, slots: usize) -> Self {
+        Self { slots, ..self }
     }
 }
 
-/// Runs all jobs on `lanes` lanes and returns their results, in the order of the list.
-pub(crate) fn run<'a, T: Send>(lanes: usize, jobs: Vec<Job<'a, T>>) -> Vec<T> {
+/// Runs all jobs on `slots` slots and returns their results, in the order of the list.
+pub(crate) fn run<'a, T: Send>(slots: usize, jobs: Vec<Job<'a, T>>) -> Vec<T> {
     let several = jobs.len() > 1;
     let mut waiting: Vec<Option<Job<'a, T>>> = jobs.into_iter().map(Some).collect();
     let mut results: Vec<Option<T>> = waiting.iter().map(|_| None).collect();
@@ -95,23 +94,23 @@ pub(crate) fn run<'a, T: Send>(lanes: usize, jobs: Vec<Job<'a, T>>) -> Vec<T> {
         waiting.iter().flatten().map(|job| job.name.clone()).collect();
     let (sender, ended) = channel::<(usize, String, usize, thread::Result<T>)>();
     thread::scope(|scope| {
-        let mut free = lanes;
+        let mut free = slots;
         let mut started = 0;
         let mut running = 0;
         loop {
             for (index, place) in waiting.iter_mut().enumerate() {
                 let fits = |job: &mut Job<'_, T>| {
-                    job.lanes.min(lanes) <= free
+                    job.slots.min(slots) <= free
                         && !job.after.iter().any(|name| unfinished.contains(name))
                 };
                 let Some(job) = place.take_if(fits) else { continue };
-                let takes = job.lanes.min(lanes);
+                let takes = job.slots.min(slots);
                 free -= takes;
                 running += 1;
                 started += 1;
                 let (sender, number) = (sender.clone(), started);
                 scope.spawn(move || {
-                    if several && lanes > 1 {
+                    if several && slots > 1 {
                         crate::run::progress::be_quiet();
                         LABEL.set(Some(job.name.clone()));
                     }
@@ -144,18 +143,18 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn jobs_share_lanes_and_wait_for_their_predecessors() {
+    fn jobs_share_slots_and_wait_for_their_predecessors() {
         let (now, most, log) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
         let (now, most, log) = (&now, &most, &log);
-        let work = |name: &'static str, lanes: usize| {
+        let work = |name: &'static str, slots: usize| {
             move || {
-                let taken = now.fetch_add(lanes, Ordering::SeqCst) + lanes;
+                let taken = now.fetch_add(slots, Ordering::SeqCst) + slots;
                 most.fetch_max(taken, Ordering::SeqCst);
                 // A job that did not wait would end before it.
                 let long = if name == "build" { 150 } else { 30 };
                 thread::sleep(Duration::from_millis(long));
                 log.lock().unwrap().push(name);
-                now.fetch_sub(lanes, Ordering::SeqCst);
+                now.fetch_sub(slots, Ordering::SeqCst);
                 name
             }
         };
@@ -167,7 +166,7 @@ mod tests {
             Job::new("odd", work("odd", 1)).after("no such job"),
         ];
         assert_eq!(run(2, jobs), ["suite", "figures", "build", "lints", "odd"]);
-        assert_eq!(most.load(Ordering::SeqCst), 2, "as many as there are lanes, and no more");
+        assert_eq!(most.load(Ordering::SeqCst), 2, "as many as there are slots, and no more");
         let log = log.lock().unwrap();
         let at = |name| log.iter().position(|done| *done == name).unwrap();
         assert!(at("build") < at("suite"));
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn one_lane_runs_everything_in_turn() {
+    fn one_slot_runs_everything_in_turn() {
         let jobs = (0..4).map(|n| Job::new(n.to_string(), move || n).on(3)).collect();
         assert_eq!(run(1, jobs), [0, 1, 2, 3]);
     }

@@ -11,12 +11,12 @@ use nix::unistd::{Pid, getppid};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Name of the hidden subcommand that `become_tied` serves.
-pub(crate) const SUBCOMMAND: &str = "tied";
+/// Name of the hidden subcommand that calls `become_program`.
+pub(crate) const SUBCOMMAND: &str = "die-with-parent";
 
 /// A command that runs `program` and is killed when the calling *thread* ends. Program, arguments,
 /// environment and directory carry over; the caller sets the streams.
-pub(crate) fn tied(program: &Command) -> Command {
+pub(crate) fn die_with_this_thread(program: &Command) -> Command {
     // Not by its path: the host's tests run cargo, which may replace the file there.
     let mut command = Command::new("/proc/self/exe");
     command.arg(SUBCOMMAND).arg(std::process::id().to_string()).arg(program.get_program());
@@ -34,7 +34,7 @@ pub(crate) fn tied(program: &Command) -> Command {
 }
 
 /// Becomes `command`, to be killed when `parent` ends.
-pub(crate) fn become_tied(parent: i32, command: &[String]) -> Result<()> {
+pub(crate) fn become_program(parent: i32, command: &[String]) -> Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     if getppid() != Pid::from_raw(parent) {
         bail!("the lab ended while it started {command:?}");

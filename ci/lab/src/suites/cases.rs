@@ -46,8 +46,8 @@ use verbs::Addressing;
 pub(crate) struct Group {
     /// The prefix of their names.
     pub(crate) name: &'static str,
-    /// Lanes that it takes: two guests take two, and a measurement of time takes all.
-    pub(crate) lanes: usize,
+    /// Job slots that it takes: two guests take two, and a measurement of time takes all.
+    pub(crate) slots: usize,
     /// Whether it runs on each kernel; otherwise it runs on the newest, unless a filter names it.
     every_kernel: bool,
     /// Whether a full run has it; the others are in `cargo ci soak`.
@@ -57,7 +57,7 @@ pub(crate) struct Group {
 
 impl Group {
     const fn new(name: &'static str, run: fn(&CaseContext<'_>) -> Vec<Report>) -> Self {
-        Self { name, lanes: 1, every_kernel: false, full: true, run }
+        Self { name, slots: 1, every_kernel: false, full: true, run }
     }
 
     /// Runs the group's cases, as one stage of the run's times. With a filter that names no group there may be no
@@ -84,10 +84,10 @@ const GROUPS: &[Group] = &[
     Group::new("minimal", minimal),
     Group::new("runner", runner::run),
     Group::new("cargo_runner", cargo_runner::run),
-    Group { lanes: 2, ..Group::new("machines", machines::run) },
+    Group { slots: 2, ..Group::new("machines", machines::run) },
     Group { full: false, ..Group::new("mutants", mutants::run) },
     Group { full: false, ..Group::new("foreign", foreign) },
-    Group { lanes: usize::MAX, ..Group::new("figures", figures::run) },
+    Group { slots: usize::MAX, ..Group::new("figures", figures::run) },
 ];
 
 /// Whether a filter names a group, so that no suite need be built.
