@@ -1,5 +1,5 @@
-//! What must not compile, and why it is for that reason that it does not: each program has a twin
-//! that differs from it by one token and compiles.
+//! Programs that must not compile. Each has a twin that differs from it by one token and compiles, which
+//! shows the reason.
 //!
 //! The twins are modules of this test, so that one run of the compiler judges them all.
 //!

@@ -55,7 +55,7 @@ pub enum ControlRequest {
         /// Number of the function.
         function: usize,
     },
-    /// Counts what a correct driver does not do at doorbells.
+    /// Counts faults at doorbells, which a correct driver does not cause.
     Doorbells {
         /// Number of the function.
         function: usize,
@@ -129,7 +129,7 @@ pub enum ControlRequest {
         function: usize,
         /// How many.
         count: u32,
-        /// What ends the delay of each message.
+        /// The delay of each message.
         #[serde(with = "DelayValue")]
         by: Delay,
     },

@@ -73,7 +73,7 @@ struct FunctionState {
     driver_has_context: bool,
 }
 
-/// The test vectors by what distinguishes them, each with the program that made it.
+/// The test vectors by their distinguishing feature, each with the program that made it.
 #[derive(Default)]
 pub struct TestVectors {
     found: BTreeMap<String, (usize, Vec<String>)>,

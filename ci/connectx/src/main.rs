@@ -61,7 +61,7 @@ struct Arguments {
     /// `control.rs`.
     #[arg(long)]
     control: Option<PathBuf>,
-    /// Records what each function sees and does, in `functionN.record` of this directory.
+    /// Records the input and output of each function, in `functionN.record` of this directory.
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
     /// Least severe level that is logged to standard error.
@@ -73,7 +73,7 @@ fn pkey(text: &str) -> Result<u16, std::num::ParseIntError> {
     u16::from_str_radix(text.trim_start_matches("0x"), 16)
 }
 
-/// What to do with recordings.
+/// Commands on recordings.
 #[derive(Subcommand)]
 enum Command {
     /// Prints recordings
@@ -333,7 +333,7 @@ fn serve(
         accepted = Instant::now();
         // The guest may have woken the process by reading the clock.
         fabric.set_time(now());
-        // A test may ask about what a guest has just written: writes have no reply, so read them
+        // A test may ask about writes that a guest has just made: they have no reply, so read them
         // first.
         serve_functions(fabric, sockets);
         control_socket.clients.retain_mut(|client| client.serve(fabric));

@@ -1,7 +1,7 @@
 //! `cargo ci bench`: this workspace beside rdma-core, in the same machine; `sim` is this workspace's alone.
 //!
-//! Each suite prints one table, and without a suite all of them run. Being slower is a result and no
-//! failure; what cannot be measured is.
+//! Each suite prints one table, and without a suite all of them run. A slower program is a result; only a
+//! measurement that is impossible is a failure.
 
 mod calls;
 mod cmtime;
@@ -35,7 +35,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Runs of which the lowest tells the instructions: interrupts add to some.
+/// The fewest runs whose lowest tells the instructions: interrupts add to some.
 const FEWEST: u32 = 7;
 
 /// A comparison: operations, and how they are measured.
@@ -66,7 +66,7 @@ enum BenchSuite {
 /// `cargo ci bench`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArguments {
-    /// What to measure; all of it, one suite after the other, unless one is named
+    /// The suite to measure [default: all, one after the other]
     #[arg(value_enum)]
     suite: Option<BenchSuite>,
     /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
@@ -95,7 +95,7 @@ pub(crate) struct BenchArguments {
     /// Print one JSON object in place of each table
     #[arg(long)]
     json: bool,
-    /// Draw what was found into this directory, as SVG files
+    /// Draw plots of the results into this directory, as SVG files
     #[arg(long, value_name = "DIRECTORY")]
     plots: Option<PathBuf>,
     /// Show the kernel's console
@@ -108,7 +108,7 @@ impl BenchArguments {
         Needs { peers: true, ..Needs::kernels(self.arch, &[self.kernel]) }
     }
 
-    /// Runs of which the lowest counts.
+    /// Number of runs, where the lowest counts.
     fn runs_to_the_lowest(&self) -> u32 {
         self.runs.max(FEWEST)
     }
@@ -131,7 +131,7 @@ impl BenchArguments {
         self.suites().iter().copied().find(|suite| !runs(suite))
     }
 
-    /// What a suite found, for programs or for people.
+    /// A suite's result as JSON or as a table; also draws its plots.
     fn text(&self, suite: BenchSuite, result: &(impl Serialize + Display)) -> Result<String> {
         if let Some(directory) = &self.plots {
             for plot in plot::plots(&suite.name(), &serde_json::to_value(result)?)? {
@@ -189,7 +189,7 @@ struct Document<'a, T> {
     result: &'a T,
 }
 
-/// Measures, and prints what came out. A suite that fails keeps none from running after it.
+/// Measures, and prints the results. A suite that fails keeps none from running after it.
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     if let Some(suite) = arguments.refused() {
         let names = BenchSuite::FOREIGN.map(BenchSuite::name).join(", ");

@@ -42,7 +42,7 @@ pub(crate) struct CheckArguments {
     group: Option<Group>,
 }
 
-/// Checks that share what they build.
+/// Checks that share a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Group {
     /// rustfmt on everything
@@ -91,7 +91,7 @@ pub(crate) fn narrow(workspace: &Workspace) -> Result<Section> {
     section(workspace, Some(Group::Narrow), false)
 }
 
-/// Fetches what the checks need beside the machine's own Rust.
+/// Fetches the compilers that the checks need beside the machine's own Rust.
 pub(crate) fn fetch(cache: &Cache, refresh: bool) -> Result<()> {
     let workspace = Workspace::find()?;
     for release in releases(&workspace) {

@@ -43,10 +43,10 @@ enum Verb {
         /// Replace the cached packages by those that Debian's suites carry today
         #[arg(long)]
         refresh: bool,
-        /// Fetch this kernel, and of the rest only what boots it; may be given several times
+        /// Fetch this kernel, with QEMU and a shell, and nothing else; may be given several times
         #[arg(long)]
         kernel: Vec<kernel::KernelName>,
-        /// Fetch what machines with these processors need
+        /// The machines' processors
         #[arg(long, value_enum, default_value = "x86_64")]
         arch: arch::Arch,
     },

@@ -1,7 +1,7 @@
 //! The cargo workspace whose binaries go into the guest, and their static builds.
 //!
-//! Static builds have a target directory of their own, so that they never invalidate what a plain
-//! `cargo build` made.
+//! Static builds have a target directory of their own, so that they never invalidate the files of a
+//! plain `cargo build`.
 
 pub(crate) mod mistake;
 
@@ -75,7 +75,7 @@ impl CargoTarget {
 #[derive(Debug)]
 pub(crate) struct Workspace {
     metadata: Metadata,
-    /// What builds static programs, if they are for another processor than this machine's.
+    /// The compiler and linker of static programs, if they are for another processor than this machine's.
     cross: Option<Cross>,
     /// The toolchain for static programs with musl in place of glibc.
     musl: Option<Musl>,
@@ -139,7 +139,7 @@ impl CargoMessage {
     }
 }
 
-/// The programs in what cargo says, with the names of their targets; `note` gets the number of crates compiled so far.
+/// The programs in cargo's messages, with the names of their targets; `note` gets the number of crates compiled so far.
 fn programs(
     messages: impl BufRead,
     mut note: impl FnMut(String),
@@ -537,7 +537,7 @@ impl Workspace {
         }
         let mut directory = self.metadata.target_directory.join(directory);
         if let Some(cross) = &self.cross {
-            // Another compiler builds what runs on this machine, too.
+            // Another compiler builds procedural macros and build scripts anew, too.
             let of_arch = self.lab_directory()?.join(cross.arch().label());
             directory = of_arch.join(directory.file_name().unwrap_or_default());
             let linking = match profile {

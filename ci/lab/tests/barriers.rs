@@ -127,7 +127,7 @@ fn functions(file: &str, stream: TokenStream, around: &Around, found: &mut Vec<F
     }
 }
 
-/// The type that an `impl` is of, from what is between that word and the braces.
+/// The type that an `impl` is of, from the text between that word and the braces.
 fn owner(head: &[TokenTree]) -> Option<String> {
     let texts: Vec<String> = head.iter().map(ToString::to_string).collect();
     let (mut depth, mut name) = (0, None);
@@ -177,7 +177,7 @@ impl Place {
     }
 }
 
-/// The texts of a cell in code style, each with what stands before it.
+/// The texts of a cell in code style, each with the text before it.
 fn code(cell: &str) -> Vec<(&str, &str)> {
     let parts: Vec<&str> = cell.split('`').collect();
     parts.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect()

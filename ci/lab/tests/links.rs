@@ -55,7 +55,7 @@ fn headings(text: &str) -> HashSet<String> {
     prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| fragment(line)).collect()
 }
 
-/// What a link of the document at `path` misses; `None` if it leads somewhere, or out of the repository.
+/// The fault of a link of the document at `path`; `None` if it leads somewhere, or out of the repository.
 fn missing(path: &Path, text: &str, target: &str) -> Option<&'static str> {
     if target.contains("://") {
         return None;

@@ -1,4 +1,4 @@
-//! What a request was lent is not there until it is over.
+//! Memory that was lent to a request is not there until it is over.
 #![allow(unused)]
 
 use uverbs::SendWr;

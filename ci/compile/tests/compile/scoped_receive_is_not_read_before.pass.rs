@@ -1,4 +1,4 @@
-//! What a scope receives into is not read before it is over.
+//! Memory that a scope receives into is not read before it is over.
 #![allow(unused)]
 
 use uverbs::owned::{Buffer, OwnedCompletionQueue, OwnedQueuePair};

@@ -1,4 +1,4 @@
-//! What an inner scope registered is not lent by the outer one, whose requests last longer.
+//! Memory that an inner scope registered is not lent by the outer one, whose requests last longer.
 #![allow(unused)]
 
 use uverbs::owned::{OwnedCompletionQueue, OwnedQueuePair};

@@ -118,7 +118,7 @@ impl Connection {
         &self.stream
     }
 
-    /// Reads what has arrived, without waiting; returns false if nothing had.
+    /// Reads the bytes that have arrived, without waiting; returns false if nothing had.
     ///
     /// # Errors
     /// [`StreamError`] if the connection is over.

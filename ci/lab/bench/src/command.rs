@@ -7,7 +7,7 @@ use crate::scale::{self, Scale};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What a program measures with.
+/// A program's control path, many objects and data path.
 pub trait Programs {
     /// Its control path.
     type Control: Control;
@@ -18,7 +18,7 @@ pub trait Programs {
     fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure>;
 }
 
-/// Does what the arguments say.
+/// Carries out the arguments.
 pub fn main<S: Programs>() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();

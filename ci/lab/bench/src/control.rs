@@ -1,6 +1,6 @@
-//! The control path: what is measured, and how.
+//! The control path: its operations, and how each is measured.
 //!
-//! Programs do each thing a few times before it is timed, so that what is done once is not.
+//! Programs do each thing a few times before it is timed, so that the work of the first time is not.
 
 use crate::Failure;
 use crate::sample::Sample;
@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-/// What a program does when it is started for a moment.
+/// The command that lists the devices and ends.
 pub const LIST: &str = "list";
 /// The command that connects by address once.
 pub const FIRST_BY_ADDRESS: &str = "first-by-address";
@@ -76,7 +76,7 @@ impl Thing {
 
 /// One side, with a device open.
 pub trait Control: Sized {
-    /// What a connection consists of.
+    /// The parts of a connection.
     type Connected;
 
     /// Lists the devices and returns how many there are.
@@ -85,7 +85,7 @@ pub trait Control: Sized {
     /// Opens a device and allocates a protection domain: the first verb.
     fn first(device: &str) -> Result<(), Failure>;
 
-    /// Connects two queue pairs by address and leaves them connected: what a program does until its first
+    /// Connects two queue pairs by address and leaves them connected: the work of a program until its first
     /// connection. Both sides are in this process.
     fn first_by_address() -> Result<(), Failure>;
 
@@ -96,7 +96,7 @@ pub trait Control: Sized {
     /// Takes a connection down.
     fn close(connected: Self::Connected) -> Result<(), Failure>;
 
-    /// Opens a device, with a protection domain, and what `thing` needs to be there.
+    /// Opens a device, with a protection domain, and the objects that `thing` needs.
     fn open(device: &str) -> Result<Self, Failure>;
 
     /// Registers memory for all access, and takes that back.
@@ -106,7 +106,7 @@ pub trait Control: Sized {
     fn thing(&mut self, thing: Thing) -> Result<(), Failure>;
 }
 
-/// What one of a thing costs.
+/// The cost of one thing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     /// Microseconds that pass.
@@ -129,7 +129,7 @@ fn others_worked() -> f64 {
     })
 }
 
-/// Does one thing, and returns what is to be taken down afterwards.
+/// Does one thing, and returns the objects to destroy afterwards.
 fn once<C: Control>(
     side: &mut C,
     device: &str,
@@ -220,8 +220,8 @@ pub fn measure<C: Control>(
     Ok(())
 }
 
-/// Does one thing so often and prints nothing, for somebody who counts system calls: reading the
-/// time that a process works is one.
+/// Does one thing so often and prints nothing, for a count of system calls: reading the time that a
+/// process works is one.
 pub fn perform<C: Control>(device: &str, name: &str, count: u32) -> Result<(), Failure> {
     let (_, thing, _) = Thing::ALL
         .iter()
@@ -319,7 +319,7 @@ pub fn stop<C: Control>(device: &str, name: &str) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    /// What this program does meanwhile is not counted, nor the time in which nothing was done.
+    /// This program's own work meanwhile is not counted, nor is idle time.
     #[test]
     fn a_program_that_was_started_has_worked() {
         let (before, own) = (others_worked(), worked());

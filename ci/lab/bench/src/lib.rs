@@ -1,5 +1,5 @@
-//! What the two programs of `cargo ci bench` have in common: the operations that are measured, the
-//! rounds in which that is done, and the lines that say what came out.
+//! The common part of the two programs of `cargo ci bench`: the operations that are measured, the rounds
+//! in which that is done, and the lines of samples.
 //!
 //! `bench-ours` is static and uses this workspace's library; `bench-theirs` is dynamic and opens
 //! rdma-core's libraries when it runs. Both implement [`path::Path`], [`control::Control`] and

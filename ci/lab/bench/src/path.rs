@@ -1,4 +1,4 @@
-//! The data path: what is measured, and how a round goes.
+//! The data path: its operations, and the course of a round.
 //!
 //! A side does the same operation so often that starting and stopping the clock weighs nothing.
 //! Queues are brought back to rest between runs, outside the time that is taken.
@@ -21,15 +21,15 @@ pub const SEGMENT: u32 = 64;
 pub const SEGMENTS: usize = 4;
 /// Bytes of the longest request with its data inside.
 pub const INLINE: u32 = 200;
-/// Words of the memory that both ends use, its first half for what is sent.
+/// Words of the memory that both ends use, its first half for sends.
 pub const WORDS: usize = 1024;
 /// Where in the memory things lie, in words.
 pub mod place {
     /// The memory that is sent, written or gathered.
     pub const SOURCE: usize = 0;
-    /// What a fetch-and-add returns.
+    /// The word that a fetch-and-add returns to.
     pub const FETCHED: usize = 400;
-    /// What the last write of a filling carries.
+    /// The word that the last write of a filling carries.
     pub const MARK: usize = 500;
     /// Where writes go to and reads come from.
     pub const TARGET: usize = 512;
@@ -195,7 +195,7 @@ pub struct Rounds<'a> {
     pub only: &'a str,
 }
 
-/// Measures what the rounds ask for, and prints each sample.
+/// Measures the operations of the rounds, and prints each sample.
 pub fn measure<P: Path>(rounds: &Rounds<'_>) -> Result<(), Failure> {
     let Rounds { device, alone, runs, counting, only } = *rounds;
     let mut side = P::open(device, alone)?;
@@ -253,7 +253,7 @@ fn run<P: Path>(side: &mut P, way: usize, operation: Operation) -> Result<(u32, 
             side.post(0, lane, Request::Inline(32), BATCH)?;
             side.settle(lane, RUN)?;
         }
-        // What was not there in time is there by now.
+        // Completions that were late are there by now.
         Operation::Poll(_) => side.settle(Lane::Own, 0)?,
         Operation::Build | Operation::PollEmpty | Operation::Arm => {}
     }
@@ -266,8 +266,7 @@ mod tests {
 
     const LANES: usize = Lane::Xrc as usize + 1;
 
-    /// Keeps count of what a device would have to do, of which nothing may be left when the next run
-    /// begins. A poll finds `FOUND`.
+    /// Counts the work of a device; none may be left when the next run begins. A poll finds `FOUND`.
     #[derive(Default)]
     struct Counted<const FOUND: u32> {
         /// Receives of each lane that nothing was sent to.
@@ -299,7 +298,7 @@ mod tests {
         }
 
         fn post(&mut self, _: usize, to: Lane, what: Request, _: u32) -> Result<(), Failure> {
-            // A shared queue is filled by what the lane of connections sends.
+            // The sends of the lane of connections fill a shared queue.
             let is_its_lane = what.lane() == to || (what.lane(), to) == (Lane::Own, Lane::Shared);
             when(self.is_at_rest() && is_its_lane)?;
             let (receives, posted) =

@@ -1,4 +1,4 @@
-//! What a program found, one line for each operation: words between tabs.
+//! A program's samples, one line for each operation: words between tabs.
 
 use crate::Failure;
 use std::fmt;
@@ -11,7 +11,7 @@ pub struct Sample {
     pub operation: String,
     /// Which interface of the program's library, and how it was set up.
     pub way: String,
-    /// What each run cost, in the unit of the suite.
+    /// The cost of each run, in the unit of the suite.
     pub runs: Vec<f64>,
 }
 
@@ -37,7 +37,7 @@ impl FromStr for Sample {
     }
 }
 
-/// The samples among what a program printed.
+/// The samples in a program's output.
 pub fn samples(output: &str) -> Result<Vec<Sample>, Failure> {
     output.lines().filter(|line| line.starts_with("sample\t")).map(str::parse).collect()
 }

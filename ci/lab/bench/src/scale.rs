@@ -1,4 +1,4 @@
-//! Many objects: what one more costs when there are many already.
+//! Many objects: the cost of one more when there are many already.
 
 use crate::Failure;
 use crate::control::{PASSED, WORKED, worked};
@@ -15,7 +15,7 @@ pub const THREADS: u32 = 64;
 /// Objects over which the cost of one is averaged, before each step.
 const WINDOW: u32 = 100;
 
-/// One side, with a device open. What it makes it keeps until it is dropped.
+/// One side, with a device open. It keeps its objects until it is dropped.
 pub trait Scale: Sized {
     /// Opens a device.
     fn open(device: &str) -> Result<Self, Failure>;
@@ -52,8 +52,8 @@ fn memory() -> Result<[f64; 2], Failure> {
     Ok([-field("/proc/meminfo", "MemFree:")?, field("/proc/self/status", "VmRSS:")?])
 }
 
-/// What an object costs: time where that passes, and where instructions are the clock's the work of the
-/// program, in the kernel as well. There, waiting for a device moves the clock by whatever it likes.
+/// The cost of an object: time, or where the clock counts instructions, the work of the program, in the
+/// kernel as well. There, waiting for a device moves the clock by whatever it likes.
 #[derive(Clone, Copy, Debug)]
 struct Meter {
     start: Instant,
@@ -71,7 +71,7 @@ impl Meter {
         if counting { WORKED } else { PASSED }
     }
 
-    /// What has come since the start, in that unit.
+    /// The cost since the start, in that unit.
     fn stop(self) -> f64 {
         if self.counting {
             worked() - self.worked
@@ -85,7 +85,7 @@ fn print(operation: &str, way: String, value: f64) {
     crate::say(Sample { operation: operation.into(), way, runs: vec![value] });
 }
 
-/// Creates objects one by one; at each step prints what the last ones cost.
+/// Creates objects one by one; at each step prints the cost of the last ones.
 fn grow<S: Scale>(
     side: &mut S,
     name: &str,
@@ -119,7 +119,7 @@ fn grow<S: Scale>(
     Ok(())
 }
 
-/// What there are many of.
+/// The kind of the many objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Completion queues.
@@ -142,7 +142,7 @@ impl Part {
     ];
 }
 
-/// Measures one part, and prints what is found as soon as it is; with `counting`, on a clock that counts
+/// Measures one part, and prints each sample at once; with `counting`, on a clock that counts
 /// instructions.
 pub fn measure<S: Scale>(device: &str, name: &str, counting: bool) -> Result<(), Failure> {
     let (name, part) = Part::ALL

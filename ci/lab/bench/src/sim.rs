@@ -1,4 +1,5 @@
-//! The measures of the suite `sim`: what the device in the process takes in each mode, beside marks of the machine.
+//! The measures of the suite `sim`: time and allocations of the device in the process in each mode, beside marks of the
+//! machine.
 //!
 //! `bench-sim` measures them on this machine, without a VM; `bench/sim.rs` of `lab` prints them beside the aims.
 

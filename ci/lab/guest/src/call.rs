@@ -1,4 +1,4 @@
-//! A system call of x86-64 in words: its name, what tells it from others of that name, its answer.
+//! A system call of x86-64 in words: its name, the arguments that tell it from others of that name, its result.
 
 use nix::libc::{self, user_regs_struct};
 use nix::unistd::Pid;

@@ -53,7 +53,7 @@ fn take_place(user: &str, terminal: bool) -> Result<(), Box<dyn std::error::Erro
             let OnHost { directory, user, group, groups } = serde_json::from_str(on_host)?;
             chroot(HOST_PATH)?;
             become_user(user, group, &groups)?;
-            // As the user, who may not be allowed to enter it.
+            // After the change of user, because root may be allowed to enter it and the user not.
             env::set_current_dir(&directory).map_err(|error| format!("{directory}: {error}").into())
         }
     }

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-/// An error that already says what failed.
+/// An error that already names the failed step.
 type Failure = Box<dyn std::error::Error>;
 
 /// The name in front of error messages.

@@ -1,6 +1,6 @@
 //! File systems and the few files that programs expect of a root directory.
 //!
-//! The initramfs brings directories, programs and `/etc`; this adds what only a running kernel has.
+//! The initramfs brings directories, programs and `/etc`; this adds the file systems of a running kernel.
 
 use crate::Failure;
 use lab_guest::order::{GUEST_DIRECTORIES, HOST_PATH, HOST_TAG, HostFiles};
@@ -51,8 +51,8 @@ pub(crate) fn mount_all() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Options of the host's file system: what the guest writes is there at once, but for mapped memory, which is there
-/// when the guest powers off.
+/// Options of the host's file system: writes of the guest are there at once, those of mapped memory when the guest
+/// powers off.
 const HOST_OPTIONS: &str = "trans=virtio,version=9p2000.L,msize=512000,cache=mmap";
 
 /// Mounts the host's file system, and in it the guest's own directories.

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 const HEADER: usize = 16;
 const REQUEST_AND_ACK: u16 = 0x1 | 0x4;
-/// Make what the request describes, and fail if it exists.
+/// Make the object that the request describes, and fail if it exists.
 pub(crate) const CREATE: u16 = 0x400 | 0x200;
 const ERROR: u16 = 2;
 const NESTED: u16 = 0x8000;
@@ -57,7 +57,7 @@ impl Request {
         self.attribute(kind, &value.to_ne_bytes())
     }
 
-    /// Adds an attribute that holds what `fill` adds.
+    /// Adds an attribute whose content `fill` adds.
     pub(crate) fn nested(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);

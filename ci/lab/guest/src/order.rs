@@ -23,7 +23,7 @@ pub const USER_MEMLOCK: u64 = 8 << 20;
 /// The guest's setup before it is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestSetup {
-    /// Modules to load, with what they depend on.
+    /// Modules to load, with their dependencies.
     pub modules: Vec<String>,
     /// The network interfaces of the RDMA devices.
     pub network: Network,

@@ -1,7 +1,7 @@
 //! The system calls of things of the control path, one by one.
 //!
-//! What a program does once cancels: the calls are those of a run less those of a run that does the
-//! thing once less.
+//! The calls are those of a run less those of a run that does the thing once less, so that the calls of
+//! a program's start cancel.
 
 use super::BenchArguments;
 use super::control;
@@ -13,10 +13,10 @@ use lab_bench::control::{LIST, Thing};
 use serde::Serialize;
 use std::fmt;
 
-/// How often a thing is done in the shorter run, so that what is done once lies behind.
+/// How often a thing is done in the shorter run: the first one has calls of its own.
 const BEFORE: usize = 3;
 
-/// What both sides call for each thing.
+/// The system calls of both sides for each thing.
 #[derive(Debug, Serialize)]
 pub(super) struct Calls {
     kernel: String,
@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &BenchArguments, things: &'static [control::Known])
     Ok(calls)
 }
 
-/// What `long` has more than `short`, in one piece: before they are the same to the end. At their
+/// The piece that `long` has more than `short`, directly before the end that both share. At their
 /// beginning they differ by numbers of processes.
 fn inserted(short: &[String], long: &[String]) -> Vec<String> {
     let backwards = short.iter().rev().zip(long.iter().rev());
@@ -101,7 +101,7 @@ mod tests {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let inserted = |short, long| inserted(&words(short), &words(long)).join(" ");
         assert_eq!(inserted("open a b close", "open a b a b close"), "a b");
-        // What comes before may end as the thing does: its calls are the same, in a circle.
+        // The calls before may end as the thing does: then the piece is the same, rotated.
         assert_eq!(inserted("b open a b close", "c open a b a b close"), "a b");
         assert_eq!(inserted("b a b close", "b a b a b close"), "b a");
         assert_eq!(inserted("a", "a"), "");

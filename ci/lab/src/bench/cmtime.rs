@@ -66,7 +66,7 @@ fn time(vm: &mut Vm, library: Library) -> Result<f64> {
 pub(super) fn compare(vm: &mut Vm, runs: u32) -> Result<(TableRow, Vec<String>)> {
     let mut repeats = Repeats::default();
     let mut pair = || repeats.again(|| Ok([time(vm, Library::Ours)?, time(vm, Library::Theirs)?]));
-    // The first pair warms up what both use.
+    // The first pair warms up the caches of both.
     pair()?;
     let pairs = (0..runs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
     let row = TableRow::of_pairs(NAME, "µs", &pairs);

@@ -1,7 +1,7 @@
 //! Suite `control`: the control path, in time, in system calls and in instructions.
 //!
 //! Time is taken in turns in one machine, and the median of the runs counts. System calls are those
-//! of a long run less those of a short one. Instructions are what the process works, in the kernel
+//! of a long run less those of a short one. Instructions are those of the process, in the kernel
 //! as well, in a second machine whose clock counts them; the lowest of the runs counts. Instructions of the
 //! program alone are steps of a debugger (`ptrace(2)`).
 
@@ -21,7 +21,7 @@ const IN_A_ROW: u32 = 3;
 /// How often a thing is done while system calls are counted.
 const COUNTED: [u32; 2] = [2, 6];
 
-/// What the project means to reach: the ratio of times, that of system calls, and that of instructions.
+/// Aims: the ratio of times, that of system calls, and that of instructions.
 fn target(thing: Thing) -> [Option<f64>; 3] {
     match thing {
         Thing::Start => [Some(0.5), Some(0.5), None],
@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     measure(arguments, "control", Thing::ALL, title)
 }
 
-/// Measures connections by address: what a program does until the first one, and each further one.
+/// Measures connections by address: the start of a program up to the first one, and each further one.
 pub(super) fn by_address(arguments: &BenchArguments) -> Result<Table> {
     let title = format!("Connections by address on {}", arguments.device.label());
     measure(arguments, "cm", Thing::MANAGED, title)
@@ -176,7 +176,7 @@ fn first_connection(vm: &mut Vm) -> Result<Vec<TableRow>> {
     Ok(vec![row("system calls", 0, Some(0.7)), row("files opened", 1, None)])
 }
 
-/// What both sides found for a thing.
+/// The samples of both sides for a thing.
 fn values(
     found: &[Found; 2],
     name: &str,

@@ -1,4 +1,4 @@
-//! Suite `rxe-futures`: what waiting by futures in tokio's event loop costs beside rdma-core's
+//! Suite `rxe-futures`: the cost of waiting by futures in tokio's event loop beside rdma-core's
 //! blocking wait for the same events.
 
 use super::BenchArguments;

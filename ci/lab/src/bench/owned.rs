@@ -1,6 +1,6 @@
-//! Suite `mlx5-owned`: what requests that take their memory cost beside those that name it by
-//! number, in instructions, on an emulated ConnectX. Both are this workspace's: `theirs` is what the
-//! library does without that layer.
+//! Suite `mlx5-owned`: instructions of requests that take their memory beside those that name it by
+//! number, on an emulated ConnectX. Both are this workspace's: `theirs` is the library without that
+//! layer.
 
 use super::BenchArguments;
 use super::rounds;
@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     measure(arguments, "bench-owned", title)
 }
 
-/// Suite `mlx5-futures`: what a request costs as a future, beside the same request of an owned queue.
+/// Suite `mlx5-futures`: instructions of a request as a future, beside the same request of an owned queue.
 pub(super) fn run_futures(arguments: &BenchArguments) -> Result<Table> {
     measure(arguments, "bench-futures", "Requests as futures, beside those of an owned queue")
 }
@@ -50,12 +50,12 @@ fn measure(arguments: &BenchArguments, program_name: &'static str, title: &str) 
     Ok(table)
 }
 
-/// What was found, an operation to a row.
+/// A row for each operation that was measured.
 fn rows(found: &[Sample]) -> Vec<TableRow> {
     found.chunk_by(|one, other| one.operation == other.operation).filter_map(row).collect()
 }
 
-/// One operation in both ways, the second of which is measured against the first; or only in that.
+/// One operation by number and owned, the second beside the first; or only owned.
 fn row(samples: &[Sample]) -> Option<TableRow> {
     let (by_number, owned) = match samples {
         [by_number, owned] => (Some(by_number), owned),

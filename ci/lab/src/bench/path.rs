@@ -1,6 +1,6 @@
 //! Suite `mlx5-path`: instructions of each operation of the data path, on an emulated ConnectX.
 //!
-//! The machine's clock counts instructions, on one processor; what the device does in the meantime
+//! The machine's clock counts instructions, on one processor; the device's work in the meantime
 //! costs the guest none. Each operation counts with the lowest of its runs, since interrupts only
 //! add, and theirs with the faster of its two interfaces.
 
@@ -90,7 +90,7 @@ fn row(
     setting: &str,
     [ours, theirs]: &[Found; 2],
 ) -> Option<TableRow> {
-    // Only what writes to the register differs.
+    // Only operations that write to the register differ.
     let rings = matches!(operation, Operation::Post(..));
     if !rings && ringing == Ringing::BlueFlame {
         return None;

@@ -54,7 +54,7 @@ impl PerftestOperation {
             Program::Theirs => format!("ib_{verb}_{what} -F -m 1024"),
             _ => format!("bench-traffic {verb}_{what}"),
         };
-        // What fits into a request would go there by itself, in a latency of theirs.
+        // Without it perftest would send small messages of its latency tests inline.
         if program == Program::Theirs && list.is_none() && *verb != "read" {
             side.push_str(" -I 0");
         }

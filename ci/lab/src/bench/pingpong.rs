@@ -1,4 +1,4 @@
-//! The two programs that are compared: how each is started, and how what it prints is read.
+//! The two programs that are compared: how each is started, and how its output is read.
 
 use anyhow::{Result, bail};
 
@@ -54,10 +54,10 @@ impl PingPongOperation {
     }
 }
 
-/// What lists the port 18515 of TCP if a program listens there.
+/// The command that succeeds once a program listens on TCP port 18515.
 const LISTENS: &str = "cat /proc/net/tcp /proc/net/tcp6 | grep -q ':4853 [0-9A-F]*:0000 0A'";
 
-/// What stands between the output of the server and that of the client.
+/// Separates the output of the server from that of the client.
 pub(super) const CLIENT_SAYS: &str = "-- client:";
 
 /// The command that starts the server, waits until the command `listens` succeeds, runs the client, and shows what

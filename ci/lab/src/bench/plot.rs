@@ -1,7 +1,7 @@
-//! Plots of what a suite found, as SVG files that `docs/BENCHMARKS.md` shows.
+//! Plots of a suite's result, as SVG files that `docs/BENCHMARKS.md` shows.
 //!
-//! They are drawn from the same JSON that `--json` prints: the ratio of each operation, what one more
-//! object costs when there are many, and the time of a message by its size.
+//! They are drawn from the same JSON that `--json` prints: the ratio of each operation, the cost of one
+//! more object by the number of objects, and the time of a message by its size.
 
 use anyhow::{Context, Result, bail};
 use plotters::coord::Shift;
@@ -39,7 +39,7 @@ pub(super) struct Plot {
     pub(super) svg: String,
 }
 
-/// A kind of plot with a line for each side: what is across, and what is up.
+/// A kind of plot with a line for each side.
 #[derive(Debug)]
 struct Lines {
     /// The last part of the file's name.

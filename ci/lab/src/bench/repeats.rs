@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-/// What failed and was repeated, in words, for the table.
+/// The failures of measurements that were repeated, for the table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Repeats(Vec<String>);
 

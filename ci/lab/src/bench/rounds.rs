@@ -1,4 +1,4 @@
-//! Both programs in one machine, in turns, and what they found.
+//! Both programs in one machine, in turns, and their samples.
 
 use super::BenchArguments;
 use crate::machine::session::{Machine, Session};
@@ -56,7 +56,7 @@ pub(super) fn boot(
     Ok((vm, device))
 }
 
-/// What one program found in all of its rounds, or why it could not go on.
+/// One program's samples of all its rounds, and why it could not go on.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) samples: Vec<Sample>,
@@ -84,7 +84,7 @@ impl Found {
 }
 
 impl Found {
-    /// What a command of `library` printed, and that it failed.
+    /// Adds the samples of a command of `library`, and fails if the command did.
     fn take(&mut self, library: Library, left: Left) -> Result<()> {
         let samples = samples(&left.output);
         for sample in samples.map_err(|failure| anyhow!("{}: {failure}", library.program()))? {
@@ -100,8 +100,7 @@ impl Found {
         }
     }
 
-    /// What one round printed; a round that fails is run once more, and what it printed before does not
-    /// count.
+    /// The samples of one round; a round that fails is run once more, and its first output does not count.
     fn round(&mut self, library: Library, mut perform: impl FnMut() -> Result<Left>) -> Result<()> {
         let mut left = perform()?;
         if left.status != 0 {
@@ -141,7 +140,7 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// What could not be measured, and why.
+/// The failures of both programs, in words.
 pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
     let failures = Library::BOTH.into_iter().zip(found);
     failures
@@ -153,7 +152,7 @@ pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
         .collect()
 }
 
-/// What a command left behind.
+/// A command's output and end.
 struct Left {
     status: i32,
     output: String,
@@ -167,7 +166,7 @@ impl Left {
     }
 }
 
-/// Runs a command as root: what a user may pin is not what is measured. `watch` sees what it prints.
+/// Runs a command as root, because a user's limit of pinned memory is not measured. `watch` sees its output.
 fn perform(
     vm: &mut Vm,
     command: &[&str],
@@ -189,7 +188,7 @@ fn perform(
     Ok(Left { status: ending.status(), output: text(output), errors: text(errors) })
 }
 
-/// What a command prints.
+/// The output of a command.
 pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
     let left = perform(vm, command, PATIENCE, |_| {})?;
     match left.status {

@@ -1,8 +1,8 @@
-//! Suite `rxe`: how this workspace's ping-pong does beside rdma-core's, and what perftest measures
+//! Suite `rxe`: how this workspace's ping-pong does beside rdma-core's, and perftest's measures
 //! beside the same of this workspace's library, in the same machine.
 //!
 //! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours
-//! gives a ratio, and the median of the ratios is what counts.
+//! gives a ratio, and the median of the ratios counts.
 
 use super::pingpong::{self, Program};
 use super::repeats::Repeats;
@@ -24,10 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a run that is timed should take, in microseconds: many short ones tell more than few
 /// long ones where the machine has other things to do.
 const RUN: f64 = 400_000.0;
-/// Iterations of the runs whose system calls are counted; what happens once cancels. A program
-/// that stops at each call is slow.
+/// Iterations of the runs whose system calls are counted; calls at the start cancel. A program that stops
+/// at each call is slow.
 const COUNTED: [u64; 2] = [LISTS, 3 * LISTS];
-/// What all lists of requests are a part of.
+/// A common multiple of the lengths of all lists of requests.
 const LISTS: u64 = 128;
 
 /// An operation that our program and theirs both run.
@@ -35,7 +35,7 @@ const LISTS: u64 = 128;
 pub(super) enum Contest {
     /// Messages there and back.
     PingPong(pingpong::PingPongOperation),
-    /// What perftest measures.
+    /// A measure of perftest.
     Perftest(perftest::PerftestOperation),
 }
 
@@ -47,7 +47,7 @@ impl Contest {
         }
     }
 
-    /// Messages of which the time is told together.
+    /// Messages for which one time stands.
     fn together(&self) -> u32 {
         match self {
             Contest::PingPong(_) => 2,
@@ -78,7 +78,7 @@ impl Contest {
         }
     }
 
-    /// What the project means to reach.
+    /// The aim for an operation.
     fn target(&self, ours: Program) -> Target {
         match self {
             _ if ours == Program::Futures => Target { time: 1.1, calls: false },
@@ -138,7 +138,7 @@ pub(super) fn measure(
                 errln!("{row}");
                 rows.push(row);
             }
-            // What was measured is worth keeping.
+            // The rows before are worth keeping.
             Err(error) => {
                 failure = Some(format!("{}: {error:#}", contest.name()));
                 break;
@@ -165,7 +165,7 @@ fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<S
     let time = |vm: &mut Vm, program: Program, iterations| -> Result<f64> {
         contest.microseconds(program, &exchange(vm, program, contest, iterations, false)?)
     };
-    // The first run warms up what both use, and tells how many iterations make a run.
+    // The first run warms up the caches of both, and tells how many iterations make a run.
     let mut repeats = Repeats::default();
     let first = repeats.again(|| time(vm, Program::Theirs, COUNTED[0]))?;
     let iterations = ((RUN / first) as u64).clamp(COUNTED[0], 10_000).next_multiple_of(LISTS);
@@ -196,7 +196,7 @@ fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<S
     Ok(row.repeated(repeats.into_reasons()))
 }
 
-/// Runs both sides to their end and returns what they printed.
+/// Runs both sides to their end and returns their output.
 fn exchange(
     vm: &mut Vm,
     program: Program,

@@ -1,6 +1,6 @@
-//! Suite `scale`: what one more object costs when there are many.
+//! Suite `scale`: the cost of one more object when there are many.
 //!
-//! Each side has a machine of its own for each part: the kernel keeps what was destroyed, such as memory keys,
+//! Each side has a machine of its own for each part: the kernel keeps destroyed memory keys,
 //! and gives it to the next program.
 
 use super::BenchArguments;
@@ -42,7 +42,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
                 let words = ["scale", &device, name, clock];
                 match rounds::watch(&mut vm, library, &words, patience, found) {
                     Ok(()) => vm.power_off()?,
-                    // What came before it took too long was found all the same.
+                    // The samples before the time limit count all the same.
                     Err(error) => {
                         let text = error.to_string();
                         found.failure = text.lines().next().map(str::to_owned);
@@ -82,7 +82,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     })
 }
 
-/// For what was measured at a hundred: how much more the largest number cost each.
+/// For each object that was measured at 100: the cost at the largest number, as a multiple of that.
 fn growth(rows: &[TableRow]) -> Vec<TableRow> {
     let mut growth = Vec::new();
     for base in rows.iter().filter(|row| row.setting == "at 100") {

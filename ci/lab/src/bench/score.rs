@@ -1,4 +1,4 @@
-//! What a bench found: a table for people, one object for programs.
+//! The result of a suite that runs pairs: a table for people, one object for programs.
 
 use serde::Serialize;
 use std::fmt;
@@ -42,7 +42,7 @@ pub(super) struct ScoreRow {
     repeated: Vec<String>,
 }
 
-/// What the pairs say of a target.
+/// The pairs' verdict on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
@@ -53,7 +53,7 @@ enum Verdict {
     Missed,
 }
 
-/// What the project means to reach.
+/// The aim for an operation.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Target {
     /// The ratio of times at most.
@@ -106,7 +106,7 @@ impl ScoreRow {
         }
     }
 
-    /// The row with what was run a second time for it.
+    /// The row with the failures of its repeated pairs.
     pub(super) fn repeated(self, repeated: Vec<String>) -> ScoreRow {
         ScoreRow { repeated, ..self }
     }
@@ -244,7 +244,7 @@ mod tests {
         assert!(score.to_string().contains("2.00 – 2.00"), "{score}");
     }
 
-    /// What programs read that compare one day's scores with another's.
+    /// Programs that compare one day's scores with another's read this.
     #[test]
     fn a_score_is_an_object_of_all_that_it_says() {
         let target = Target { time: 1.05, calls: true };
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(printed(&score), expected);
     }
 
-    /// JSON has no word for what is no number.
+    /// JSON has no NaN.
     #[test]
     fn what_was_not_measured_is_null_and_meets_nothing() {
         let row = ScoreRow::new("ud", [1, 1], &[], [0.0; 2], Target { time: 1.0, calls: false });

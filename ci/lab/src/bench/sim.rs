@@ -1,5 +1,5 @@
-//! Suite `sim`: what the device in the process takes, in each mode, on this machine and without a VM. A pipe and a
-//! word between two threads and a copy of memory tell how busy the machine is.
+//! Suite `sim`: time and allocations of the device in the process, in each mode, on this machine and without a VM. A
+//! pipe and a word between two threads and a copy of memory tell how busy the machine is.
 
 use super::BenchArguments;
 use super::table::{Table, TableRow, TableTarget, Value};
@@ -41,7 +41,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     })
 }
 
-/// A measure with what was found; `None` if it was not measured.
+/// The row of a measure; `None` if it was not measured.
 fn row(measure: &Measure, found: &[Sample]) -> Option<TableRow> {
     let (name, unit) = (measure.name(), measure.unit);
     let of_measure = |sample: &&Sample| sample.operation == name && sample.way == unit.name();

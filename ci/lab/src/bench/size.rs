@@ -1,4 +1,4 @@
-//! Suite `size`: what has to be on a machine, and what a process opens, before the first verb.
+//! Suite `size`: bytes and files that a program needs, and the files that it opens before the first verb.
 
 use super::BenchArguments;
 use super::rounds::{self, Library};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use std::fs;
 use std::path::Path;
 
-/// What the whole command line may weigh.
+/// Bytes that the whole command line may have.
 const WHOLE: f64 = 3e6;
 /// Theirs is without the program, as the one that loads them can do more than ours.
 const LOADED: &str = "a minimal program; of theirs the libraries alone";
@@ -26,7 +26,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     for library in Library::BOTH {
         counts.push(rounds::counts(&mut vm, &[library.program(), "first", &device])?);
     }
-    // What the loader and libibverbs mapped for it, by path.
+    // The files that the loader and libibverbs mapped, by path.
     let libraries = rounds::output(&mut vm, &[Library::Theirs.program(), "mapped", &device])?;
     let mut bytes = 0.0;
     let mut files = 0;

@@ -122,17 +122,17 @@ impl TableRow {
     }
 }
 
-/// What a suite found.
+/// The result of a suite.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Table {
     pub(super) title: String,
     pub(super) unit: String,
     pub(super) kernel: String,
-    /// Empty of what runs on this machine.
+    /// Empty if the suite runs on this machine.
     pub(super) accelerator: String,
     pub(super) runs: u32,
     pub(super) rows: Vec<TableRow>,
-    /// What could not be measured, and why.
+    /// Why rows are missing, and other remarks.
     pub(super) notes: Vec<String>,
 }
 
@@ -306,7 +306,7 @@ mod tests {
         );
     }
 
-    /// What programs read that compare one day's tables with another's.
+    /// Programs that compare one day's tables with another's read this.
     #[test]
     fn a_table_is_an_object_of_all_that_it_says() {
         let value = |value| Value { value, lowest: 0.5 * value, highest: 2.0 * value };

@@ -97,7 +97,7 @@ fn render(json: &Path) -> Result<Option<String>> {
         .build()
         .with_context(|| format!("understand {}", json.display()))?;
     let items: Vec<&PublicItem> = api.items().collect();
-    // The trait says what its methods are; the implementation chooses only types.
+    // The trait lists its methods; the implementation chooses only types.
     let of_traits: BTreeSet<u32> = items
         .iter()
         .filter(|item| Implementation::parse(&item.to_string()).is_some())

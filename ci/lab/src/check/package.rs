@@ -1,4 +1,4 @@
-//! Packaging of what is published: as `cargo publish` would make the packages, without the registry.
+//! Packaging of the published packages: as `cargo publish` would make the packages, without the registry.
 
 use super::row::{self, CheckRow};
 use crate::run::outcome::TestOutcome;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How long the packaging may take, which compiles nothing.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
 
-/// Cargo packages what depends on each other together from this release of 1 on.
+/// From this release of 1 on, Cargo packages members that depend on each other together.
 const TOGETHER: u32 = 90;
 
 /// The one warning that is left: the address of the repository is the owner's to fill in.

@@ -41,7 +41,7 @@ pub(crate) struct MachineArguments {
     /// Add rdma-core's tools (ibv_*, perftest, rping, rdma)
     #[arg(long)]
     peers: bool,
-    /// Add Python with rdma-core's bindings and their tests, and what --peers adds
+    /// Add Python with rdma-core's bindings and their tests; implies --peers
     #[arg(long)]
     python: bool,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(crate) struct MachineArguments {
     /// Run as root instead of as a user with 8 MiB of memlock
     #[arg(long)]
     as_root: bool,
-    /// Record what an emulated device sees and does, in this directory of this machine
+    /// Record the input and output of an emulated device, in this directory of this machine
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
     /// Do not build this workspace's programs for the guest
@@ -238,7 +238,7 @@ pub(crate) fn interpreter(elf: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(path).trim_end_matches('\0').to_owned())
 }
 
-/// Shows what a process of the guest printed. If that fails the lab ends, and the guest with it.
+/// Shows the output of a process of the guest. If that fails the lab ends, and the guest with it.
 pub(crate) fn show(event: &GuestEvent) {
     match event {
         GuestEvent::Stdout(_, bytes) => {

@@ -125,7 +125,7 @@ pub(crate) struct QuickArguments {
     /// The processors of the machines; the unit tests run on this machine's only
     #[arg(long, value_enum, default_value = "x86_64", conflicts_with_all = ["edits", "defects"])]
     arch: Arch,
-    /// Measure: five harmless edits, one after the other, and the median of what each takes
+    /// Measure: five harmless edits, one after the other, and the median of their times
     #[arg(long)]
     edits: bool,
     /// Plant each of the ten listed defects, and show which of them are caught

@@ -42,7 +42,7 @@ pub(crate) struct RunnerArguments {
     device: DeviceName,
     #[command(flatten)]
     emulation: Emulation,
-    /// Run as root of the guest instead of as your user, who has 8 MiB of memlock there
+    /// Run as root of the guest instead of as your user with 8 MiB of memlock
     #[arg(long)]
     as_root: bool,
     /// Show the kernel's console
@@ -229,7 +229,7 @@ const NOT_THERE: &[&str] = &[
 ];
 
 /// The program's environment: all of this process's, as without a runner, because the files that it names are there.
-/// `package` replaces what Cargo set for the lab's package.
+/// `package` replaces Cargo's variables for the lab's package.
 fn environment(
     variables: impl Iterator<Item = (OsString, OsString)>,
     package: Option<Vec<(String, String)>>,

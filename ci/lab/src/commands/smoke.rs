@@ -26,7 +26,7 @@ pub(crate) fn suffices(filter: &str) -> bool {
     filter.split("::").next() == Some(GROUP)
 }
 
-/// Fetches, builds and runs them; with a filter, those whose names contain what it has behind the prefix.
+/// Fetches, builds and runs them; with a filter, those whose names contain the rest of it behind the prefix.
 pub(crate) fn section(scope: &TestScope<'_>, console: bool, logs: &Path) -> Result<Section> {
     let needs = Needs::kernels(Arch::Aarch64, &[KernelName::Newest]);
     let session = Session::open(&needs, console)?;

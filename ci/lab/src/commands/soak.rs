@@ -42,7 +42,7 @@ const SILENCE: Duration = Duration::from_secs(20 * 60);
 /// A part, by its name on the command line.
 struct Part {
     name: &'static str,
-    /// What it shows beyond a full run.
+    /// The difference from a full run.
     shows: &'static str,
     run: fn(&Workspace, &Path) -> Result<Vec<Section>>,
 }
@@ -168,7 +168,7 @@ const PARTS: &[Part] = &[
 pub(crate) struct SoakArguments {
     /// Parts to run [default: all of them]
     parts: Vec<String>,
-    /// List the parts with what they show, and run none
+    /// List the parts with their purposes, and run none
     #[arg(long)]
     list: bool,
 }

@@ -146,7 +146,7 @@ impl TestArguments {
 }
 
 /// A full run repeats five times as often as an ordinary one on the newest kernel: 500 rounds in place of 100.
-/// What leaks in the library leaks on any kernel, and what a driver forgets shows in 100 rounds. The soak has 10,000.
+/// A leak of the library shows on any kernel, and a leak of a driver in 100 rounds. The soak has 10,000.
 const FULL_ROUNDS: u32 = 5;
 
 /// Names of jobs that other jobs wait for.

@@ -15,7 +15,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `notation` | a test, and what it becomes without a barrier |
+//! | `notation` | a test, with and without each barrier |
 //! | `herd` | where herd comes from, and its verdicts |
 //! | `code` | assembly, as far as it loads, stores and orders |
 //! | `compiled` | the comparison of a test with assembly |
@@ -71,7 +71,7 @@ fn read(folder: &Path, notation: Notation) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-/// What a model must say of a test, or of what is left of it without some barriers.
+/// The verdict that a model must give on a test, whole or without some barriers.
 struct Expectation<'t> {
     /// As reports name it.
     name: String,

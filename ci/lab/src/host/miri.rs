@@ -85,7 +85,7 @@ pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs everything under Miri. Without Miri the one report is a skip that says what is missing.
+/// Runs everything under Miri. Without Miri the one report is a skip that names the missing part.
 pub(crate) fn sections(workspace: &Workspace) -> Result<Vec<Section>> {
     sections_of(workspace, &TARGETS)
 }
@@ -151,7 +151,7 @@ fn cargo(workspace: &Workspace, toolchain: &str) -> Command {
 /// Components of a toolchain that Miri needs: itself, and the standard library that it interprets.
 const COMPONENTS: [&str; 2] = ["miri", "rust-src"];
 
-/// What a toolchain lacks to run Miri, with the command that installs it; none if nothing is missing.
+/// The missing parts of a toolchain that is to run Miri, with the command that installs them; `None` if nothing is missing.
 fn missing(toolchain: &str) -> Option<String> {
     let listed = Command::new("rustup")
         .args(["component", "list", "--installed", "--toolchain", toolchain])

@@ -71,7 +71,7 @@ pub(crate) struct MutantsArguments {
 /// A change that cargo-mutants can make.
 #[derive(Clone, Debug, Deserialize)]
 struct Mutant {
-    /// File, line, column and what is changed.
+    /// File, line, column and the change.
     name: String,
     file: String,
     span: Span,
@@ -133,7 +133,7 @@ impl fmt::Display for Fate {
 #[derive(Clone, Debug)]
 struct Judged {
     fate: Fate,
-    /// The test that failed, or what else there is to say.
+    /// The test that failed, or another remark.
     by: String,
     building: Duration,
     testing: Duration,

@@ -1,5 +1,5 @@
-//! The programs of `tests/seeds`: with 10,000 seeds, and with mistakes planted in the library, each of which some seeds
-//! have to find and some have not. A mistake that every seed finds needs no seeds.
+//! The programs of `tests/seeds`: with 10,000 seeds, and with mistakes planted in the library. Some
+//! seeds have to find each mistake, and not all: a mistake that every seed finds needs no seeds.
 
 use crate::run::jobs::say;
 use crate::run::outcome::{Report, TestOutcome};

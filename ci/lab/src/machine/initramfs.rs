@@ -133,8 +133,8 @@ impl Initramfs {
         self.nodes.insert(path.to_owned(), Node::File { mode, contents: Contents::Here(bytes) });
     }
 
-    /// Lays a directory of this machine over the root. What it has in `/bin`, `/sbin`, `/lib` and
-    /// `/lib64` goes where those names point.
+    /// Lays a directory of this machine over the root. Files of its `/bin`, `/sbin`, `/lib`
+    /// and `/lib64` go where those names point.
     pub(crate) fn overlay(&mut self, directory: &Path) -> Result<()> {
         let mut waiting = vec![PathBuf::new()];
         while let Some(relative) = waiting.pop() {
@@ -214,7 +214,7 @@ impl Initramfs {
     pub(crate) fn write(&self, target: &Path, packed: impl Fn(u64)) -> Result<()> {
         let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
         let mut archive = BufWriter::with_capacity(1 << 20, file);
-        // The order of the map puts a directory before what lies in it.
+        // The order of the map puts a directory before the files in it.
         for (inode, (path, node)) in (1..).zip(&self.nodes) {
             let entry = newc::Builder::new(path).ino(inode);
             let (entry, contents) = match node {

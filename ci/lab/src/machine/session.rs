@@ -1,6 +1,6 @@
 //! Prepares and boots guests: fetch, build, choose an accelerator, pack the initramfs, boot.
 //!
-//! Callers choose the programs that the guest gets and what it runs.
+//! Callers choose the programs that the guest gets and those that it runs.
 
 use crate::arch::Arch;
 use crate::machine::accelerator::{self, Accelerator};
@@ -296,7 +296,7 @@ fn emulator() -> Result<Option<PathBuf>> {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // What cannot be removed, the next run removes.
+        // The next run removes the rest.
         let _left = std::fs::remove_dir_all(&self.directory);
         // The run's directory stays while it has another session's.
         let _used = self.directory.parent().map(std::fs::remove_dir);

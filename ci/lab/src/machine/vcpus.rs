@@ -27,7 +27,7 @@ pub(crate) fn give_way(threads: &[i32], others: bool) -> Result<()> {
     }
     for (number, thread) in threads.iter().enumerate() {
         let thread = Pid::from_raw(*thread).context("a thread without number")?;
-        // From where they are: who started the lab may have made all of it give way already.
+        // Relative to their present value: the lab may have been started with a nice value.
         let now = getpriority_process(Some(thread)).context("nice")?;
         setpriority_process(Some(thread), (now + NICE).min(LEAST)).context("nice")?;
         if hosts.len() == threads.len() && !others {

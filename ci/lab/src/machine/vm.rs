@@ -540,7 +540,7 @@ fn machine(arch: Arch) -> &'static str {
     }
 }
 
-/// The processor. Of an emulated one, what costs a translator time and gives the guest nothing is off:
+/// The processor. An emulated one lacks features that cost a translator time and give the guest nothing:
 /// five-level page tables, signed pointers, vectors.
 fn processor_model(arch: Arch, accelerator: Accelerator) -> &'static str {
     match (arch, accelerator) {
@@ -594,7 +594,7 @@ pub(crate) fn check_host() -> Result<()> {
     }
 }
 
-/// Why a machine cannot be the host, and what to do.
+/// Why a machine cannot be the host, with the remedy.
 fn unfit(system: &str, processor: &str) -> Option<String> {
     let bundled = Arch::value_variants().iter().find(|arch| arch.label() == processor);
     let advice = match (system, bundled) {

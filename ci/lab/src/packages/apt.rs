@@ -31,7 +31,7 @@ const HELPER: &str = "/usr/lib/apt/apt-helper";
 
 const USUAL_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A suite: what Debian calls a line of releases.
+/// A suite, in Debian's words: a line of releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DebSuite {
     /// Debian 11.
@@ -398,7 +398,7 @@ fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// What a command of apt prints.
+/// The output of a command of apt.
 fn answer(what: &str, command: Command) -> Result<String> {
     let run = subprocess::run(command, PATIENCE)?;
     match run.status {

@@ -159,7 +159,7 @@ impl Filling<'_> {
         self.cache
     }
 
-    /// A directory for what is needed only while filling.
+    /// A directory for files that are needed only while filling.
     pub(crate) fn scratch(&self, name: &str) -> Result<PathBuf> {
         let path = self.staging.join(name);
         fs::create_dir_all(&path).with_context(|| advice(&self.cache.root))?;

@@ -3,8 +3,8 @@
 //!
 //! The machine's own compiler is used if it has the target (`rustup target add`), else Debian's with
 //! the standard library of the same version, from the cache. The linker is Debian's in both cases.
-//! rustc starts it without a C compiler between them, so the script of the linker names what that
-//! would add: the start files, libgcc and the C library, for a program at a fixed address. Programs
+//! rustc starts it without a C compiler between them, so the script of the linker names the files
+//! that it would add: the start files, libgcc and the C library, for a program at a fixed address. Programs
 //! are static, but for one that opens rdma-core's libraries: it is linked with the guest's own.
 
 use crate::arch::Arch;
@@ -27,7 +27,7 @@ pub(crate) const COMPILER_SUITE: DebSuite = DebSuite::TrixieBackports;
 const LINKER: [&str; 3] =
     ["binutils-aarch64-linux-gnu", "libc6-dev-arm64-cross", "libgcc-14-dev-arm64-cross"];
 
-/// What builds static programs for another architecture.
+/// The linker and compiler of static programs for another architecture.
 #[derive(Clone, Debug)]
 pub(crate) struct Cross {
     arch: Arch,
@@ -59,7 +59,7 @@ pub(crate) fn has_compiler(arch: Arch, cache: &Cache) -> bool {
 }
 
 impl Cross {
-    /// What builds for an architecture, from the machine and the cache.
+    /// The linker and compiler for an architecture, from the machine and the cache.
     pub(crate) fn find(arch: Arch, cache: &Cache) -> Result<Self> {
         let linker = linker(arch, cache).context("the linker has gone from the cache")?;
         let compiler = match toolchain::machine_has(arch.target()) {
@@ -70,7 +70,7 @@ impl Cross {
         Ok(Self { arch, linker, compiler, shared })
     }
 
-    /// The architecture of what it builds.
+    /// The architecture that it builds for.
     pub(crate) fn arch(&self) -> Arch {
         self.arch
     }
@@ -157,7 +157,7 @@ impl Cross {
 
 const STATIC: [&str; 6] = ["-Bstatic", "--start-group", "-lgcc", "-lgcc_eh", "-lc", "--end-group"];
 const DYNAMIC: [&str; 6] = ["-Bdynamic", "--start-group", "-lgcc", "-lgcc_s", "-lc", "--end-group"];
-/// What starts dynamic programs, in the guest.
+/// The guest's loader of dynamic programs.
 const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
 const LD: &str = "aarch64-linux-gnu-ld.bfd";
@@ -252,7 +252,7 @@ fn runs(words: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The linker, a disassembler with their libraries, and what is linked.
+/// The linker and a disassembler with their libraries, and the files that are linked.
 fn is_of_linker(path: &Path) -> bool {
     const PROGRAMS: [&str; 2] =
         ["usr/bin/aarch64-linux-gnu-ld.bfd", "usr/bin/aarch64-linux-gnu-objdump"];

@@ -55,7 +55,7 @@ fn relative(path: &Path) -> Option<PathBuf> {
     Some(clean)
 }
 
-/// Moves what older packages still ship in `/lib` and `/bin` to where those names point today.
+/// Moves files that older packages still ship in `/lib` and `/bin` to where those names point today.
 fn merged(path: &Path) -> PathBuf {
     const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
     match path.components().next() {

@@ -34,7 +34,7 @@ impl Needs {
         Self { arch, kernels: KernelName::ALL.to_vec(), peers: true, python: true }
     }
 
-    /// Kernels, with what boots them.
+    /// Kernels, with QEMU and a shell.
     pub(crate) fn kernels(arch: Arch, kernels: &[KernelName]) -> Self {
         Self { arch, kernels: kernels.to_vec(), peers: false, python: false }
     }
@@ -143,12 +143,12 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
     fetch_items(cache, &needs.items(), refresh)
 }
 
-/// Fetches what builds for another architecture.
+/// Fetches the linker and compiler for another architecture.
 pub(crate) fn compilers(cache: &Cache, arch: Arch) -> Result<()> {
     fetch_items(cache, &[Item::Linker(arch), Item::Compiler(arch)], false)
 }
 
-/// Fetches what builds programs with musl.
+/// Fetches the compiler for programs with musl.
 pub(crate) fn musl(cache: &Cache) -> Result<()> {
     fetch_items(cache, &[Item::Musl], false)
 }

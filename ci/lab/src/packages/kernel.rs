@@ -18,7 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Modules that some test, device or person may want; what they depend on comes along.
+/// Modules that some test, device or person may want; their dependencies come along.
 const MODULES: &[&str] = &[
     // the channel to the host
     "virtio_pci",
@@ -360,7 +360,7 @@ fn unpack(
     let image = image(&scratch).with_context(|| format!("no kernel image in {sources:?}"))?;
     filling.add(name, |unit| {
         fs::copy(image, unit.join("vmlinuz"))?;
-        // Apart from what was checked, so that nothing of it can be replaced.
+        // Apart from the checked files, so that none of them can be replaced.
         let mut tree = scratch.clone();
         if !unchecked.is_empty() {
             tree = filling.scratch(&format!("unchecked-{name}"))?;

@@ -2,8 +2,8 @@
 //!
 //! The machine's own compiler builds them if it has the target (`rustup target add x86_64-unknown-linux-musl`).
 //! Else Debian's does, from the cache: cargo then builds the standard library from Debian's sources of it, and
-//! the machine's `cc` links with Debian's musl. No C is compiled: what unwinds the stack is LLVM's library as
-//! Debian has it, which was compiled for glibc and needs two functions that musl has not; the machine's `crtend.o`
+//! the machine's `cc` links with Debian's musl. No C is compiled: LLVM's library as Debian has it
+//! unwinds the stack; it was compiled for glibc and needs two functions that musl has not; the machine's `crtend.o`
 //! ends its table of frames.
 
 use crate::packages::apt::{Apt, DebPackage, DebSuite};
@@ -18,12 +18,12 @@ use std::process::Command;
 
 /// As Rust's compiler spells it.
 pub(crate) const TARGET: &str = "x86_64-unknown-linux-musl";
-/// The suite of the parts, with that of which it is a backport.
+/// The suite of the parts; it includes the suite that it is a backport for.
 pub(crate) const SUITE: DebSuite = DebSuite::TrixieBackports;
 
 const UNIT: &str = "rust-musl";
 const PACKAGES: [&str; 5] = ["rustc", "rust-src", "musl-dev", "libunwind-19-dev", "libc6"];
-/// Where the unit has the C library, and what unwinds.
+/// The unit's directories of the C library and of the unwinder.
 const C_LIBRARY: &str = "usr/lib/x86_64-linux-musl";
 const UNWIND: &str = "usr/lib/llvm-19/lib";
 /// Where Debian has sources of the standard library, in a directory of the version; and where the compiler
@@ -152,7 +152,7 @@ fn sources(unit: &Path) -> Result<PathBuf> {
     Ok(first.file_name().into())
 }
 
-/// The compiler with its libraries, the sources of the standard library, and what is linked.
+/// The compiler with its libraries, the sources of the standard library, and the files that are linked.
 fn wanted(path: &Path) -> bool {
     let is_linked = |directory: &str| {
         path.parent() == Some(Path::new(directory))

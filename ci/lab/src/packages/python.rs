@@ -16,7 +16,7 @@ const UNIT: &str = "python";
 /// Where the tests lie in the guest, some of them compressed.
 pub(crate) const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// The bindings, and what some of their tests build packets with.
+/// The bindings, and the library that some of their tests build packets with.
 const PACKAGES: &[&str] = &["python3-pyverbs", "python3-scapy"];
 
 /// Libraries that Python's modules load and the peers do not bring.

@@ -1,6 +1,6 @@
 //! QEMU: the machine's own if it is new enough, else Debian's with the libraries it needs.
 //!
-//! The fetched one runs from the cache by its own loader, so it does not matter what the machine
+//! The fetched one runs from the cache by its own loader, whatever the machine
 //! has installed. `machine/vm.rs` builds the rest of the command line.
 
 use crate::arch::Arch;
@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Names a QEMU to use instead of what is on `PATH` or fetched.
+/// Names a QEMU to use instead of one on `PATH` or a fetched one.
 fn own(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "UVERBS_LAB_QEMU",
@@ -41,7 +41,7 @@ const OLDEST: (u32, u32) = (10, 1);
 /// A QEMU that can be started.
 #[derive(Clone, Debug)]
 pub(crate) struct Qemu {
-    /// What its `--version` says.
+    /// The output of its `--version`.
     pub(crate) version: String,
     command: Vec<String>,
     modules: Option<PathBuf>,

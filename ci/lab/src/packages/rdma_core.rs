@@ -99,7 +99,7 @@ pub(crate) fn fetch_peers(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resul
             })?;
             fs::remove_file(file)?;
         }
-        // `rdma` is what is wanted of iproute2's package; some of its siblings need more libraries.
+        // iproute2's package is there for `rdma`; some of its siblings need more libraries.
         for program in ["usr/bin/ibv_devinfo", "usr/bin/ibv_rc_pingpong", "usr/bin/rping"] {
             if !unit.join(program).is_file() {
                 bail!("{program} is not in the packages");

@@ -29,7 +29,7 @@ pub(crate) const STANDARD: &str = "libstd-rust-dev";
 /// Rust of one release.
 #[derive(Clone, Debug)]
 pub(crate) struct Toolchain {
-    /// The beginning of what `rustc --version` prints.
+    /// The beginning of the output of `rustc --version`.
     version: String,
     /// First two numbers of it.
     release: String,
@@ -206,7 +206,7 @@ pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The version in what `rustc --version` prints, if it is of the release.
+/// The version in the output of `rustc --version`, if it is of the release.
 fn version<'t>(text: &'t str, release: &str) -> Option<&'t str> {
     let words = text.strip_prefix("rustc ")?;
     let version = words.split_whitespace().next()?;

@@ -1,7 +1,7 @@
 //! The stage clock: the stage that a run is in, the time of each stage, and the slowest cases.
 //!
 //! A stage is announced when it begins, so that the end of a truncated log names it. Stages of one
-//! thread nest; an outer stage counts only what its inner ones do not. Processor time is that of
+//! thread nest; an outer stage does not count the time of its inner ones. Processor time is that of
 //! the processes that the thread started (`spent`, `alive`), because a busy machine does not change
 //! it.
 

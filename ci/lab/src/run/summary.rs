@@ -1,6 +1,6 @@
 //! The end of `cargo ci test`: the counts of passed, failed and skipped tests, with the reasons.
 //!
-//! Skips are printed before failures, so that the end of a log shows what failed.
+//! Skips are printed before failures, so that the end of a log shows failures.
 
 use crate::run::outcome::{Report, TestOutcome};
 use std::collections::BTreeMap;

@@ -98,7 +98,7 @@ enum DecidedBy {
     Guest,
 }
 
-/// Capability, who decides, soft-RoCE, emulated ConnectX.
+/// Capability, what decides it (driver or device), soft-RoCE, emulated ConnectX.
 const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // Verbs that both have and every test may count on.
     ("ah", DecidedBy::Driver, Has::Always, Has::Always),
@@ -130,7 +130,7 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("infiniband", DecidedBy::Guest, Has::Never, Has::Never),
     // Its ports are full members of their first partition.
     ("first_pkey", DecidedBy::Guest, Has::Always, Has::Always),
-    // Pages that show what was stored in them, which real ones do not.
+    // Pages that return the stored bytes, which real ones do not.
     ("shown_stores", DecidedBy::Guest, Has::Never, Has::Always),
     // Devices whose answers are on record. Those of mlx5 on 6.1 are, too.
     ("recorded", DecidedBy::Guest, Has::Since(Series(7, 0)), Has::Since(Series(7, 0))),

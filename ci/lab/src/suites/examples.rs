@@ -68,7 +68,7 @@ fn cases(device: DeviceName) -> Vec<Case> {
         // Two queue pairs, a completion queue and their doorbell records for each thread.
         DeviceName::Mlx5 => "^18 buffers take",
     };
-    // What a device lacks is said, and is no success.
+    // A device that lacks something is named, and is no success.
     let (var, xrc) = match device {
         DeviceName::Rxe => ((REFUSED, "driven by"), (REFUSED, "rxe0 has no XRC domains")),
         DeviceName::Mlx5 => (

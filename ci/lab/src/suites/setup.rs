@@ -1,4 +1,4 @@
-//! What the guests of a run share, and the suites, cases and examples that run in each.
+//! The setup that the guests of a run share, and the suites, cases and examples that run in each.
 
 use crate::machine::device::{DeviceName, Emulation};
 use crate::machine::session::{self, Machine, Session};
@@ -57,7 +57,7 @@ impl LazySetup {
     }
 }
 
-/// What to fetch and build for the guests of a run.
+/// Downloads and builds for the guests of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct SetupRequest {
     pub(crate) needs: Needs,

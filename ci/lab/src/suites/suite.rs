@@ -370,7 +370,7 @@ fn pass(
     let reports = judge(&results, &noise, names, &how)
         .into_iter()
         .map(|report| match suite.name {
-            // What unit tests leave out is left out on every machine.
+            // A unit test that skips does so on every machine.
             UNIT => report,
             _ => {
                 object(report, |reason| capability::objection(reason, guest.running, scope.options))
@@ -500,7 +500,7 @@ pub(crate) fn follow(
     (ending, text(stdout), text(stderr))
 }
 
-/// What the device suite prints if it runs no test, with the fault.
+/// The device suite prints this, with the fault, if it runs no test.
 const NOT_RUN: &str = "device tests not run: ";
 
 /// Runs a suite on a device of this machine, and changes nothing of the machine: tests that do skip outside

@@ -62,11 +62,11 @@ struct Code {
     text: String,
 }
 
-/// What the documentation in the sources shows.
+/// The methods in the sources, and those that the documentation's examples call.
 #[derive(Default)]
 struct Shown {
     code: Vec<Code>,
-    /// What the lines that begin with `Example:` in a type's documentation name.
+    /// The files that the lines `Example:` of a type's documentation name.
     links: BTreeMap<String, BTreeSet<String>>,
     /// Methods whose own documentation has code or such a line, by type.
     methods: BTreeSet<(String, String)>,
@@ -83,7 +83,7 @@ fn word(text: &str) -> &str {
     text.split(|c| !is_word(c)).next().unwrap_or("")
 }
 
-/// The text without what stands in angle brackets.
+/// The text without the parts in angle brackets.
 fn without_generics(text: &str) -> String {
     let (mut depth, mut last, mut plain) = (0_u32, ' ', String::new());
     for c in text.chars() {
@@ -129,7 +129,7 @@ fn functions(paths: &[String]) -> Vec<Function<'_>> {
     all.into_iter().filter(|f| !made(f)).collect()
 }
 
-/// The type whose methods follow the line: what is implemented, or the trait that is declared.
+/// The type whose methods follow the line: of an `impl`, or the trait that is declared.
 fn implemented(line: &str) -> Option<String> {
     let line = without_generics(line);
     let item = line.strip_prefix("unsafe ").unwrap_or(&line);
@@ -223,7 +223,7 @@ impl Shown {
     }
 }
 
-/// The places where the name stands as a whole word: what is before and behind it.
+/// The texts before and behind each place where the name stands as a whole word.
 fn uses<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let places = text.match_indices(name).map(move |(at, _)| text.split_at(at));
     let places = places.map(move |(before, rest)| (before, &rest[name.len()..]));

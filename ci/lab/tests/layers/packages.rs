@@ -24,7 +24,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 /// The only files of each folder that may have `unsafe`.
 const UNSAFE: &[(&str, &[&str])] = &[
     ("uapi/src", &[]),
-    // The seam: traits of which the library relies on the promises.
+    // The seam: the library relies on the promises of its traits.
     ("host/src", &["lib.rs"]),
     // The guest's memory.
     ("connectx/src", &["guest.rs"]),

@@ -21,7 +21,7 @@ pub(crate) struct Arrow {
 
 /// The source of one crate.
 pub(crate) struct Source {
-    /// File, relative to the crate's root, and what is in it.
+    /// File, relative to the crate's root, and its tokens.
     files: BTreeMap<String, TokenStream>,
 }
 

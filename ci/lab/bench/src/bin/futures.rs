@@ -1,4 +1,4 @@
-//! What a request costs as a future beside the same request of an owned queue, each with and without a
+//! The cost of a request as a future beside the same request of an owned queue, each with and without a
 //! thread domain: the same operations of one device, of one library, one after the other.
 //! `bench-futures DEVICE RUNS`, in a machine whose clock counts instructions.
 //!
@@ -51,7 +51,7 @@ fn buffers<S: Sharing>(pd: &ProtectionDomain<S>) -> Result<(BufferPool, Vec<Buff
 trait Driven {
     fn post(&mut self, to: Remote) -> Result<(), Failure>;
 
-    /// Takes what is there, and returns how many requests are over.
+    /// Takes the completions that are there, and returns how many requests are over.
     fn complete(&mut self) -> Result<u32, Failure>;
 }
 
@@ -63,7 +63,7 @@ struct Owned<S: Sharing, R> {
     ring: R,
 }
 
-/// What rings a batch of an owned queue.
+/// The right to ring a batch of an owned queue.
 trait Rings<S: Sharing> {
     fn ring(&mut self, batch: OwnedSendBatch<'_, u64, S>) -> Result<(), RingError>;
 }
@@ -228,7 +228,7 @@ fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     Ok(start.elapsed().as_nanos() as f64 / f64::from(RUN))
 }
 
-/// What one run takes for each post and each completion.
+/// The cost of each post and each completion in one run.
 fn measure(side: &mut dyn Driven, to: Remote) -> Result<[f64; 2], Failure> {
     let post = timed(|| side.post(to))?;
     linger(4 * AFTERWARDS);

@@ -1,14 +1,13 @@
-//! What requests that take their memory cost beside requests that name it by number: the same
+//! The cost of requests that take their memory beside requests that name it by number: the same
 //! operations of one device, of one library, one after the other. `bench-owned DEVICE RUNS`, in a
 //! machine whose clock counts instructions.
 //!
-//! Both sides do the same work. What they post comes out of a list of their own, a piece of memory for
-//! each request: a slice of one region, named by number, or a buffer that the program already has. Each
-//! request has a number, is signaled and is rung for by itself, unless it is one of a batch. What
-//! completed is looked at in the same way, and goes back to a list: the number, of which the program
-//! has to know by itself what it stood for, or the buffer, with the number beside it. What is counted
-//! does not take buffers from the pool and does not return them to it: that is a row of its own, which
-//! the other side has not.
+//! Both sides do the same work. They post memory from a list of their own, a piece of memory for each
+//! request: a slice of one region, named by number, or a buffer that the program already has. Each
+//! request has a number, is signaled and is rung for by itself, unless it is one of a batch. Completions are
+//! handled in the same way and go back to a list: the number, whose meaning the program has to remember, or
+//! the buffer, with the number beside it. Taking buffers from the pool and returning them is a row of its
+//! own, which the other side has not.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
@@ -161,7 +160,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Takes what is there.
+    /// Takes the completions that are there.
     #[inline(never)]
     fn poll(&mut self) -> Result<u32, Failure> {
         let Raw { cq, over, .. } = self;
@@ -267,7 +266,7 @@ impl Owned {
         self.buffers.extend((0..missing).filter_map(|_| self.pool.take().ok()));
     }
 
-    /// Takes what is there.
+    /// Takes the completions that are there.
     #[inline(never)]
     fn poll(&mut self) -> Result<u32, Failure> {
         let Owned { cq, buffers, .. } = self;
@@ -299,7 +298,7 @@ enum Operation {
     Receive,
     ReceiveBatches,
     Poll,
-    /// What only one side does.
+    /// An operation that only one side has.
     Pool,
 }
 

@@ -78,7 +78,7 @@ struct Run {
     allocations: f64,
 }
 
-/// Runs rounds, after some that do not count, and says what each took.
+/// Runs rounds, after some that do not count, and prints the time of each.
 fn timed(rounds: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<Run> {
     work(rounds / 8 + 1)?;
     let (asked, start) = (ASKED.get(), Instant::now());

@@ -3,24 +3,24 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a function consists of.
+/// The counts of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Length {
     /// All that lies in it.
     pub(crate) instructions: u32,
     pub(crate) calls: u32,
     pub(crate) locked: u32,
-    /// What mlx5 takes when nothing is unusual; see [`Function::usual`].
+    /// Instructions of mlx5's usual way; see [`Function::usual`].
     pub(crate) usual: Option<u32>,
 }
 
-/// What an instruction does, as far as it matters here.
+/// Kind of an instruction, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Plain,
     /// Changes the order of bytes.
     Swap,
-    /// What keeps the stores to a register in order.
+    /// A fence that keeps the stores to a register in order.
     Fence,
     Locked,
     Call,
@@ -53,7 +53,7 @@ impl Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Function {
     instructions: Vec<Kind>,
-    /// What each label stands before.
+    /// The place of the instruction behind each label.
     labels: BTreeMap<String, usize>,
 }
 
@@ -98,8 +98,8 @@ impl Function {
     }
 
     /// The fewest instructions once around the loop, or from the beginning to the end if there is no loop,
-    /// by a way that calls nothing and on which bytes change their order, as they do in what mlx5's devices
-    /// read and write, and not in rxe's queues. What is rare calls something, or is longer. A way to the end
+    /// by a way that calls nothing and on which bytes change their order: mlx5's devices read and write
+    /// big-endian numbers, and rxe's queues have none. A rare way calls something, or is longer. A way to the end
     /// passes a fence if there is any, since a path that posts and does not ring has failed.
     fn usual(&self) -> Option<u32> {
         let swaps: Vec<usize> = self.places(&Kind::Swap).collect();
@@ -141,7 +141,7 @@ impl Function {
         done
     }
 
-    /// What may come directly behind an instruction.
+    /// The instructions that may come directly behind one.
     fn behind(&self, at: usize) -> Vec<usize> {
         match &self.instructions[at] {
             Kind::Call | Kind::Return | Kind::Away => Vec::new(),

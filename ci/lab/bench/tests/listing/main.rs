@@ -3,10 +3,10 @@
 //!
 //! A listing is the same each time for one compiler, needs no counter of the processor, which
 //! virtual machines and containers seldom have, no emulator and no device, and takes seconds. Two
-//! things are counted: what lies in a function, with its rare ways and those of the other driver, and
-//! what mlx5's usual way through it is, which of a loop is once around. What one run executes `cargo ci
-//! bench mlx5-path` counts. What makes a data path slow shows in all of them: something that is not
-//! inlined any more, a lock, a copy.
+//! things are counted: all instructions of a function, with its rare ways and those of the other driver, and
+//! those of mlx5's usual way through it, in a loop once around. `cargo ci bench mlx5-path` counts the
+//! instructions of a run. A slow data path shows in all of them: a call that is not inlined any more, a
+//! lock, a copy.
 //!
 //! `known.txt` has the lengths, and the compiler that made them. By that compiler they may differ by a
 //! sixteenth, which leaves the loops as they are, by others by a quarter.
@@ -20,9 +20,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// What the functions' names begin with.
+/// The prefix of the functions' names.
 const PREFIX: &str = "listing_";
-/// What of a length may come or go: by the compiler that the lengths are known from, and by others.
+/// The share of a length that may come or go: by the compiler of the known lengths, and by others.
 const SLACK: [u32; 2] = [16, 4];
 
 /// The lengths of functions, and the compiler that made them.
@@ -41,7 +41,7 @@ impl Lengths {
         Lengths { compiler, functions: functions.map(|(name, it)| (name, it.length())).collect() }
     }
 
-    /// Reads what [`table`](Self::table) wrote.
+    /// Reads the output of [`table`](Self::table).
     fn read(table: &str) -> Lengths {
         let (compiler, rest) = table.split_once('\n').expect("a line for the compiler");
         // Without the line that names the columns.
@@ -97,7 +97,7 @@ impl Lengths {
     }
 }
 
-/// What differs by more than one in `slack`. Less is suspicious, too: what was inlined may be a function of
+/// The differences of more than one in `slack`. Less is suspicious, too: an inlined function may be one of
 /// its own now.
 fn beyond(now: &Length, known: &Length, slack: u32) -> Vec<String> {
     let counts = [
@@ -137,7 +137,7 @@ fn compile() -> String {
     std::fs::read_to_string(&listing).expect("the listing")
 }
 
-/// Reports what has become longer or shorter; the author of the change judges it.
+/// Reports the functions that have become longer or shorter; the author of the change judges them.
 #[test]
 fn what_became_longer_or_shorter_is_reported() {
     let known = Lengths::read(include_str!("known.txt"));
@@ -234,7 +234,7 @@ fn the_usual_way_is_the_one_that_calls_nothing_and_swaps_bytes() {
 
 #[test]
 fn the_usual_way_of_a_loop_is_once_around() {
-    // The shorter of two branches, and neither what is before nor a loop that swaps nothing.
+    // The shorter of two branches, without the code before it or a loop that swaps nothing.
     let body = "\tnop\n\tnop\n.LBB0_1:\n\tjs\t.LBB0_2\n\tnop\n\tnop\n.LBB0_2:\n\tbswapl\t%eax\n\tdecl\t%ecx\n\
                 \tjne\t.LBB0_1\n.LBB0_3:\n\tdecl\t%edx\n\tjne\t.LBB0_3\n\tretq\n";
     assert_eq!(usual(body), Some(4));

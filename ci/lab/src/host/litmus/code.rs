@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What an access does.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Load,
@@ -75,7 +75,7 @@ pub(super) fn list(steps: &[Step]) -> String {
     steps.iter().map(Step::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What an instruction does; `None` if nothing that another processor sees.
+/// Effect of an instruction; `None` if another processor sees nothing of it.
 pub(super) fn step(notation: Notation, instruction: &str) -> Option<Step> {
     let text = instruction.to_lowercase();
     let text = text.trim();
@@ -286,8 +286,8 @@ impl Function {
         })
     }
 
-    /// Follows all paths. Each goes through `wanted` from one of `from` on: what orders must be the same, one for
-    /// one, and loads and stores that do not may be more. Returns how far paths have come at the function's end.
+    /// Follows all paths. Each goes through `wanted` from one of `from` on: ordering instructions must be the same, one
+    /// for one, and there may be more plain loads and stores. Returns how far paths have come at the function's end.
     pub(super) fn follow(
         &self,
         wanted: &[Step],
@@ -323,7 +323,7 @@ impl Function {
         Ok(ends)
     }
 
-    /// What orders on each path that passes no instruction twice.
+    /// The ordering instructions on each path that passes no instruction twice.
     pub(super) fn orders(&self) -> Result<BTreeSet<Vec<Step>>> {
         let mut known = BTreeMap::new();
         self.orders_from(0, &mut known)

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// How long the library may be compiled.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
-/// What orders on every path through the functions, one file for each architecture.
+/// The ordering instructions on every path through the functions, one file for each architecture.
 const RECORD: &str = "compiled.txt";
 
 pub(super) fn section(
@@ -100,7 +100,7 @@ fn compare(assembly: &str, test: &Test, code: &Code) -> Result<()> {
     )
 }
 
-/// Compares what orders on all paths with the record.
+/// Compares the ordering instructions on all paths with the record.
 fn record(
     workspace: &Workspace,
     notation: Notation,

@@ -1,9 +1,9 @@
-//! A litmus test in herd's notation, and what it becomes without a barrier.
+//! A litmus test in herd's notation, with and without each barrier.
 
 use crate::arch::Arch;
 use anyhow::{Context, Result, bail};
 
-/// What a test is written in: an architecture, as herd spells it.
+/// The architecture that a test is written for, as herd spells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notation {
     Aarch64,
@@ -40,7 +40,7 @@ impl Notation {
 pub(super) struct Cell {
     /// The instruction; empty if there is none.
     pub(super) instruction: String,
-    /// What the comment behind it names.
+    /// The barrier that the comment behind it names.
     pub(super) names: Vec<String>,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Code {
     pub(super) is_open: bool,
 }
 
-/// What a model says of the test without some barriers.
+/// The model's verdict on the test without some barriers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Without {
     pub(super) names: Vec<String>,
@@ -97,7 +97,7 @@ pub(super) struct Without {
 pub(super) struct Test {
     pub(super) notation: Notation,
     pub(super) name: String,
-    /// What must hold.
+    /// The verdict that must hold.
     pub(super) title: String,
     pub(super) codes: Vec<Code>,
     pub(super) withouts: Vec<Without>,

@@ -5,7 +5,7 @@ use super::{Mutant, Position};
 /// The text of its file with a mutant; `None` if the mutant changes nothing, or if the text is shorter
 /// than it says.
 ///
-/// What follows the change stays on its line: a function that moved names another line in its panics, so
+/// The text behind the change stays on its line: a function that moved names another line in its panics, so
 /// rustc would compile all of them anew.
 pub(super) fn mutated(mutant: &Mutant, text: &str) -> Option<String> {
     let (start, end) = (mutant.span.start, mutant.span.end);

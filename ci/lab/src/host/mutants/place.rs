@@ -24,7 +24,7 @@ const BUILD: [&str; 7] = [
     "--quiet",
     "--message-format=json-render-diagnostics",
 ];
-/// A mutant may allocate without end; in KiB of address space, of which rustc needs the most.
+/// Limit of the address space in KiB, because a mutant may allocate without end; rustc needs the most.
 const MEMORY: u64 = 12 << 20;
 
 /// How long the tests of a mutant may run.
@@ -43,7 +43,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Copies the sources in `from`; what was built for this job before stays.
+    /// Copies the sources in `from`; earlier builds of this job stay.
     pub(super) fn prepare(workspace: &Workspace, job: usize, from: &Path) -> Result<Place> {
         let directory = workspace.lab_directory()?.join("host-mutants").join(job.to_string());
         let tree = directory.join("tree");

@@ -96,14 +96,14 @@ pub(crate) fn find(directory: &Path) -> Result<BTreeMap<String, PathBuf>> {
     Ok(found)
 }
 
-/// Names of what is built into the kernel, from its `modules.builtin`.
+/// Names of the modules that are built into the kernel, from its `modules.builtin`.
 pub(crate) fn built_in(text: &str) -> BTreeSet<String> {
     text.lines().filter_map(|line| name_of(Path::new(line))).collect()
 }
 
 /// Writes the named modules and all they need into `target`, decompressed, and returns the list in
 /// no particular order with paths relative to `target`. Names that this kernel does not have are
-/// left out: what a kernel must have is decided where it is used.
+/// left out: the user of a kernel decides which modules it must have.
 pub(crate) fn collect(
     all: &BTreeMap<String, PathBuf>,
     wanted: &[&str],
@@ -159,7 +159,7 @@ pub(crate) fn index(modules: &[Module]) -> Index {
         modules.iter().map(|module| (module.name.as_str(), module)).collect();
     let mut index = Index { dependencies: String::new(), aliases: String::new() };
     for module in modules {
-        // All that it needs, directly or not, each before what needs it when read backwards.
+        // All modules that it needs, directly or not; read backwards, each comes before those that need it.
         let mut order: Vec<&str> = Vec::new();
         let mut waiting: Vec<&str> = module.needs.iter().map(String::as_str).collect();
         while let Some(name) = waiting.pop() {

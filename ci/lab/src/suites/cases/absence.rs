@@ -1,6 +1,6 @@
-//! Machines that lack a module, a device or a namespace: the command line says what, and what to do.
+//! Machines that lack a module, a device or a namespace: the command line names it and the remedy.
 //!
-//! Each case restores what it took away. The kernel must not load by itself what a case unloaded.
+//! Each case puts the module, device or namespace back. The kernel must not load a module by itself that a case unloaded.
 
 use super::case::Case;
 

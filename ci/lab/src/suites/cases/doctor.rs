@@ -1,4 +1,4 @@
-//! `uverbs doctor` on a healthy guest and with planted faults: each must be found, with what to do.
+//! `uverbs doctor` on a healthy guest and with planted faults: each must be found, with its remedy.
 
 use super::case::Case;
 

@@ -47,7 +47,7 @@ impl DoorbellFaults {
         Ok(sum)
     }
 
-    /// What was added since. A device that was reset meanwhile counts anew.
+    /// The difference from earlier counts. A device that was reset meanwhile counts anew.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             torn: self.torn.saturating_sub(before.torn),

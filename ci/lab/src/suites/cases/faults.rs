@@ -165,7 +165,7 @@ impl FaultTest<'_> {
         }
     }
 
-    /// Runs a pair of programs of which the client must fail, and returns the output of both.
+    /// Runs a server and a client that must fail, and returns the output of both.
     fn fails(&mut self, script: &str) -> Result<String> {
         let who = self.guest.start(script)?;
         let status = self.guest.end(who, PATIENCE)?;
@@ -315,7 +315,7 @@ fn delayed_messages(test: &mut FaultTest<'_>) -> Result<()> {
         // The second message has none to let pass, and goes on after a second.
         ensure!(seconds >= least, "{by:?}: {seconds} s\n{text}");
     }
-    // Four queue pairs, of which some overtake others.
+    // Four queue pairs; some overtake others.
     test.ask(ControlRequest::DelayMessages { function: 0, count: 40, by: Delay::Messages(3) })?;
     let script = perftest("ib_write_bw -q 4 -n 200 -s 64");
     test.guest.run(&script, PATIENCE).context("messages that overtake each other")?;

@@ -18,11 +18,11 @@ pub(super) const FEW: &str = "port::port_is_active_and_plausible,port::port_is_i
                    rc::messages_between_two_devices_arrive,mlx5::var::doorbells_are_stores,\
                    mlx5::td::exhaustion_names_the_number_of_domains,root::link_is_added_and_removed";
 
-/// What of these a machine like this skips.
+/// The tests among these that a machine like this skips.
 const SKIPPED: [&str; 4] = ["[two_devices]", "[shown_stores]", "[alone]", "[lab]"];
 
 /// The beginning of each script: `suite` runs the binary as the user, with nothing of the lab's environment and
-/// no other program to be found; `state` prints what the suite must leave as it is.
+/// no other program to be found; `state` prints the settings that the suite must not change.
 const NATIVE: &str = r#"
 binary=$(command -v uverbs-device-tests) || fail 'no suite'
 suite() {
@@ -82,7 +82,7 @@ fn script(device: &str, body: &str) -> String {
     format!("device={device}\n{NATIVE}\n{body}")
 }
 
-/// Runs tests, beside a busy neighbour, and expects these words in what the suite prints.
+/// Runs tests, beside a busy neighbour, and expects these words in the suite's output.
 fn run(names: Option<&str>, expected: &[&str]) -> String {
     let names = names.map_or(String::new(), |names| format!("UVERBS_TEST_NAMES={names}"));
     let words: String = expected
@@ -108,7 +108,7 @@ trap restore EXIT
 until_true '! is_active mlx5_0'
 "#;
 
-/// Each fault is planted, has to be in the first line of what the suite prints, and is removed.
+/// Each fault is planted, has to be in the first line of the suite's output, and is removed.
 const FAULTS: &str = r#"
 first=$(netdev mlx5_0) second=$(netdev mlx5_1) node=/dev/infiniband/$(node mlx5_1)
 restore() {

@@ -31,7 +31,7 @@ pub(crate) fn by_address() -> Vec<Case> {
     cases
 }
 
-/// A server and a client, of which the server is ready when an id listens.
+/// A server, ready when an id listens, and its client.
 fn pair(name: &str, server: &str, client: &str) -> Case {
     Case::pair(format!("ours::{name}"), "cm", server, client)
 }

@@ -83,7 +83,7 @@ struct Line<'a> {
     /// A name, or a prefix of names.
     case: &'a str,
     is_prefix: bool,
-    /// Part of what the suite says.
+    /// A part of the suite's message.
     says: &'a str,
     /// Why that is so.
     reason: &'a str,
@@ -96,7 +96,7 @@ impl Line<'_> {
     }
 }
 
-/// Reads the table: `skips|fails ; kernels ; case ; what the suite says ; why`.
+/// Reads the table: `skips|fails ; kernels ; case ; part of the suite's message ; why`.
 fn table(text: &str) -> Result<Vec<Line<'_>>> {
     text.lines()
         .filter(|line| !line.trim().is_empty() && !line.starts_with('#'))

@@ -2,8 +2,8 @@
 //! the files that one job keeps handed to the next.
 //!
 //! The bundle is built on this machine. The device's job then runs twice: here, where there is no device, and
-//! by a user of a guest that has one, with a few of the tests. What a runner does besides is not shown: that
-//! it takes the file, finds a machine, and keeps and shows what the job left.
+//! by a user of a guest that has one, with a few of the tests. The rest of a runner's work is not shown: taking
+//! the file, finding a machine, keeping and showing the job's artifacts.
 
 use super::case::{Case, quoted};
 use super::{CaseContext, failed, native};
@@ -114,7 +114,7 @@ fn checkout(root: &Path, system: &str) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Runs a script of a job, and returns its status and what it printed.
+/// Runs a script of a job, and returns its status and output.
 fn in_bash(script: &str, job: &WorkflowJob, directory: &Path) -> Result<(Option<i32>, String)> {
     let mut command = Command::new("bash");
     command.args(["--noprofile", "--norc", "-c", script]).current_dir(directory);

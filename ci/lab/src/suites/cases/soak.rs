@@ -117,7 +117,7 @@ fn script(vm: &mut Vm, text: &str) -> Result<String> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct DeviceUsage {
     objects: [BTreeMap<String, usize>; 2],
-    /// What the driver had not destroyed when it last ended.
+    /// The objects that the driver had not destroyed when it last ended.
     left: [BTreeMap<String, usize>; 2],
     pages: [usize; 2],
 }
@@ -137,7 +137,7 @@ impl DeviceUsage {
         Ok(usage)
     }
 
-    /// The kinds of objects of which there are more than before; pages are a kind, too, if there are more than firmware
+    /// The kinds of objects that have become more; pages are a kind, too, if there are more than firmware
     /// keeps with so many objects. Cached mkeys do not count: how many there are depends on the sizes of earlier
     /// regions and on the time since. Counts may be lower: the objects of a process that just ended can be among those
     /// before.
@@ -220,7 +220,7 @@ fn clients(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
             &format!("timeout 500 python3 -c '{program}' {rounds} || fail 'a client failed'"),
         )
     };
-    // With the first ones the driver makes what it makes at first use.
+    // The driver makes some objects at their first use.
     round(vm, 50)?;
     let before = counts(vm)?;
     round(vm, if context.scope.options.soak { 1000 } else { 150 })?;
@@ -231,7 +231,7 @@ fn clients(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
 /// one that polls goes on polling memory. Without the driver the device has no objects of theirs,
 /// and afterwards as many as before.
 fn unbind_under_traffic(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
-    // In the first turn the driver makes what it makes at first use.
+    // The driver makes some objects in the first turn.
     let mut before = None;
     for turn in 1..=if context.scope.options.soak { 3 } else { 2 } {
         let device = script(

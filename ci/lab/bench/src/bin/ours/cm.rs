@@ -10,7 +10,7 @@ use uverbs::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair};
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// What the queue pairs of one side share.
+/// The objects that the queue pairs of one side share.
 struct Shared {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -21,7 +21,7 @@ impl Shared {
         Ok(Shared { pd: context.alloc_pd()?, cq: context.cq_builder(16).build()? })
     }
 
-    /// A queue pair of what is there already, or of what is made for the first one.
+    /// A queue pair of the objects that are there already, or that are made for the first one.
     fn qp(
         known: &mut Option<Shared>,
         context: impl FnOnce() -> uverbs::Result<Context>,

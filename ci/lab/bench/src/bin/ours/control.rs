@@ -10,7 +10,7 @@ use uverbs::{
     QpType, QueuePair, ThreadDomain, devices,
 };
 
-/// A device and what others are made of.
+/// A device and the objects that others are made of.
 pub(crate) struct Ours {
     context: Context,
     pd: ProtectionDomain,

@@ -1,5 +1,5 @@
-//! What this workspace's library needs for the operations that `cargo ci bench` compares. Pairs
-//! with `bench-theirs`.
+//! The operations that `cargo ci bench` compares, by this workspace's library. Pairs with
+//! `bench-theirs`.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 

@@ -18,7 +18,7 @@ use uverbs::{
 
 /// How a batch of sends is handed over.
 pub(crate) trait Ringing: Sharing + Sized {
-    /// What says that nobody else does.
+    /// The token of exclusive access.
     type Token;
 
     /// The domain that everything is made of.
@@ -82,7 +82,7 @@ impl Ringing for Exclusive {
     }
 }
 
-/// What sends, and what receives it.
+/// The sending and the receiving queue pair.
 struct Ends<S: Ringing> {
     qp: QueuePair<S>,
     /// The receiver, or nothing where none receives.
@@ -98,7 +98,7 @@ pub(crate) struct Ours<S: Ringing> {
     datagrams: Ends<S>,
     xrc: Ends<S>,
     _target: XrcTarget,
-    /// What XRC requests name; their memory is of its domain.
+    /// The SRQ that XRC requests name; their memory is of its domain.
     xrc_srq: SharedReceiveQueue,
     srq: SharedReceiveQueue,
     ah: AddressHandle,
@@ -162,7 +162,7 @@ fn receive<Q: Receiver, const N: u32>(queue: &mut Q, sges: &[Sge; 1]) -> Result<
     Ok(())
 }
 
-/// What takes receives.
+/// A queue that takes receives.
 trait Receiver {
     fn start(&mut self) -> Result<RecvBatch<'_>, PostError>;
 }
@@ -271,7 +271,7 @@ impl<S: Ringing> Ours<S> {
         }
     }
 
-    /// Takes what the lane's completion queues hold, until `LAST` was sent and `received` came.
+    /// Takes the completions of the lane's queues, until `LAST` was sent and `received` came.
     fn drain(&mut self, lane: Lane, received: u32) -> Result<(), Failure> {
         let ends = self.ends(lane);
         let (mut sent, mut came) = (false, 0);
@@ -441,7 +441,7 @@ impl<S: Ringing> Path for Ours<S> {
                 return Err("the last write did not arrive".into());
             }
         }
-        // The completion follows what was written.
+        // The completion follows the write.
         linger(AFTERWARDS);
         Ok(())
     }

@@ -10,7 +10,7 @@ use uverbs::{
     QueuePair, RawRange, SendWr,
 };
 
-/// A device and what was made of it.
+/// A device and the objects that were made of it.
 pub(crate) struct Ours {
     context: Context,
     pd: ProtectionDomain,

@@ -180,7 +180,7 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// A request for a send queue: `struct ibv_send_wr`. What `wr` means depends on the opcode.
+/// A request for a send queue: `struct ibv_send_wr`. The opcode decides about `wr`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct SendWr {
@@ -473,7 +473,7 @@ pub(crate) mod number {
     pub(crate) const ATTR_DEST_QPN: i32 = 1 << 20;
 }
 
-/// Where the C compiler puts what the operations touch.
+/// Asserts the C compiler's offsets of the fields that the operations touch.
 const _: () = {
     use std::mem::offset_of;
     // How much longer a lock is than on x86.

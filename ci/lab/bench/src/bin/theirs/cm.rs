@@ -101,7 +101,7 @@ struct Functions {
 
 impl Functions {
     fn load() -> Result<Functions, Failure> {
-        // SAFETY: what it runs when it is loaded asks nothing of the program.
+        // SAFETY: its constructors ask nothing of the program.
         let library = unsafe { Library::new(LIBRARY) }?;
         macro_rules! named {
             ($name:literal) => {
@@ -145,7 +145,7 @@ macro_rules! call {
     }};
 }
 
-/// What the queue pairs of one side share.
+/// The objects that the queue pairs of one side share.
 struct Shared {
     pd: Made<Pd>,
     cq: Made<Cq>,

@@ -9,7 +9,7 @@ use lab_bench::control::{Control, Thing};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
-/// A device and what others are made of.
+/// A device and the objects that others are made of.
 pub(crate) struct Theirs {
     verbs: Rc<Verbs>,
     mlx5: Option<Mlx5>,
@@ -20,7 +20,7 @@ pub(crate) struct Theirs {
     by_address: Option<ByAddress>,
 }
 
-/// What a connection consists of, in the order in which it is taken down.
+/// The objects of a connection, in the order in which they are destroyed.
 pub(crate) struct Connected {
     qp: Made<Qp>,
     cq: Made<Cq>,

@@ -58,7 +58,7 @@ pub(crate) fn create_target(
     verbs.create_qp_ex(context, &mut attr)
 }
 
-/// What describes a queue pair without extensions.
+/// The attributes of a queue pair without extensions.
 pub(crate) fn attr(cqs: [*mut Cq; 2], shape: &Shape) -> QpInitAttrEx {
     QpInitAttrEx {
         qp_context: null_mut(),

@@ -7,7 +7,7 @@ use lab_bench::Failure;
 use lab_bench::path::{INLINE, RUN, SEGMENTS, SENDS};
 use std::ptr::null_mut;
 
-/// What sends, and what receives it.
+/// The sending and the receiving queue pair.
 pub(crate) struct Ends {
     pub(crate) qp: Made<Qp>,
     pub(crate) extended: Made<QpEx>,

@@ -1,4 +1,4 @@
-//! What rdma-core needs for the operations that `cargo ci bench` compares. Pairs with `bench-ours`.
+//! The operations that `cargo ci bench` compares, by rdma-core. Pairs with `bench-ours`.
 //!
 //! A program of its own, because it is dynamic: it opens libibverbs when it runs, as Debian ships
 //! it. Nothing of rdma-core is compiled or linked.

@@ -176,7 +176,7 @@ impl Theirs {
         }
     }
 
-    /// Takes what the lane's completion queues hold, until `LAST` was sent and `received` came.
+    /// Takes the completions of the lane's queues, until `LAST` was sent and `received` came.
     fn drain(&self, lane: Lane, received: u32) -> Result<(), Failure> {
         let ends = self.ends(lane);
         let (mut sent, mut came) = (false, 0);
@@ -546,7 +546,7 @@ impl Path for Theirs {
                 return Err("the last write did not arrive".into());
             }
         }
-        // The completion follows what was written.
+        // The completion follows the write.
         linger(AFTERWARDS);
         Ok(())
     }

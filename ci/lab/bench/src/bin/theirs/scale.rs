@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A device and what was made of it.
+/// A device and the objects that were made of it.
 pub(crate) struct Theirs {
     verbs: Verbs,
     context: Made<Context>,
@@ -28,7 +28,7 @@ pub(crate) struct Theirs {
     mr: Made<Mr>,
 }
 
-/// As much and as aligned as what the other side registers: it costs by the pages that it touches.
+/// As large and as aligned as the other side's memory: the cost depends on the pages that it touches.
 #[repr(align(4096))]
 struct Page([AtomicU64; 512]);
 

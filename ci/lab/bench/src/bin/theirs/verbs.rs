@@ -1,7 +1,7 @@
 //! rdma-core's libraries, opened at run time, and the verbs that make and destroy objects.
 //!
-//! What a verb returns is wrapped by [`Made`], which only the destroying verb takes apart. Objects
-//! that are not destroyed end with the process.
+//! [`Made`] wraps the object that a verb returns, and only the destroying verb takes it apart. Objects that
+//! are not destroyed end with the process.
 
 use crate::abi::function::*;
 use crate::abi::{
@@ -30,7 +30,7 @@ unsafe impl<T> Send for Made<T> {}
 unsafe impl<T> Sync for Made<T> {}
 
 impl<T> Made<T> {
-    /// From what a verb answered, null for a failure that `errno` names.
+    /// From a verb's result, null for a failure that `errno` names.
     pub(crate) fn check(verb: &str, answer: *mut T) -> Result<Made<T>, Failure> {
         match NonNull::new(answer) {
             Some(object) => Ok(Made(object)),
@@ -43,7 +43,7 @@ impl<T> Made<T> {
     }
 }
 
-/// From what a verb answered that gives an error number.
+/// From the result of a verb that returns an error number.
 pub(crate) fn done(verb: &str, answer: c_int) -> Result<(), Failure> {
     match answer {
         0 => Ok(()),
@@ -75,7 +75,7 @@ macro_rules! functions {
         impl Verbs {
             /// Opens the library.
             pub(crate) fn load() -> Result<Verbs, Failure> {
-                // SAFETY: what it runs when it is loaded asks nothing of the program.
+                // SAFETY: its constructors ask nothing of the program.
                 let library = unsafe { Library::new(LIBRARY) }?;
                 Ok(Verbs {
                     $(
@@ -271,7 +271,7 @@ impl Verbs {
     }
 }
 
-/// A field of what lies around a context, where the library is new enough to have it.
+/// A field of the structure around a context, where the library is new enough to have it.
 macro_rules! extended {
     ($context:expr, $field:ident) => {
         extended($context)?
@@ -388,7 +388,7 @@ pub(crate) struct Mlx5 {
 
 impl Mlx5 {
     pub(crate) fn load() -> Result<Mlx5, Failure> {
-        // SAFETY: what it runs when it is loaded asks nothing of the program.
+        // SAFETY: its constructors ask nothing of the program.
         let library = unsafe { Library::new(MLX5) }?;
         // SAFETY: the type is that of the header.
         let alloc_var = unsafe { symbol::<AllocVar>(&library, "mlx5dv_alloc_var") }?;

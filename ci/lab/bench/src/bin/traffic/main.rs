@@ -1,5 +1,5 @@
-//! `bench-traffic`: what perftest's `ib_{send,write,read}_lat` and `ib_{send,write}_bw` do, with this
-//! workspace's library, and the same letters for options. `cargo ci bench rxe` runs both.
+//! `bench-traffic`: perftest's `ib_{send,write,read}_lat` and `ib_{send,write}_bw` with this workspace's
+//! library, and the same letters for options. `cargo ci bench rxe` runs both.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
@@ -14,7 +14,7 @@ use std::time::Instant;
 
 /// Completions that one poll takes.
 const POLLED: u32 = 16;
-/// Sends of single requests of which one is signaled.
+/// One in so many single sends is signaled.
 const SIGNALED: u32 = 100;
 
 fn main() -> ExitCode {

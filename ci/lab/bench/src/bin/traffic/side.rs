@@ -1,4 +1,4 @@
-//! One side of a connection: its queues, its memory, and what it knows of the other.
+//! One side of a connection: its queues, its memory, and the other's addresses.
 
 use crate::options::{Options, What};
 use lab_bench::Failure;
@@ -113,7 +113,7 @@ impl TrafficQueues {
         Ok(())
     }
 
-    /// Posts so many requests at once, of which one in `every` is signaled.
+    /// Posts so many requests at once; one in `every` is signaled.
     pub(crate) fn post(&mut self, requests: u32, every: u32) -> Result<(), Failure> {
         let mut batch = self.qp.send_batch()?;
         for _ in 0..requests {

@@ -1,4 +1,4 @@
-//! Tests of the package elsewhere; `../cargo_runner.rs` judges what they print.
+//! Tests of the package elsewhere; `../cargo_runner.rs` judges their output.
 
 use std::{env, fs};
 
