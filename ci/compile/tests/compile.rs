@@ -116,6 +116,6 @@ fn all_twins_are_compiled() {
 }
 
 #[test]
-fn what_must_not_compile_does_not() {
+fn programs_that_must_not_compile_do_not() {
     trybuild::TestCases::new().compile_fail("tests/compile/*.fail.rs");
 }

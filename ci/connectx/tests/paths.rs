@@ -133,7 +133,7 @@ fn recording(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn what_is_decoded_arrives_or_is_an_error() {
+fn decoded_text_arrives_or_is_an_error() {
     let path = recording(&folder("decode"));
     let output = ended(connectx().arg("decode").arg(&path));
     assert!(output.status.success() && !output.stdout.is_empty());

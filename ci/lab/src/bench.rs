@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_picks_operations_picks_them_from_one_suite() {
+    fn options_that_pick_operations_need_a_suite() {
         let arguments = parse(&["control", "--only", "open", "--calls"]).unwrap();
         assert!(arguments.wants("open, create") && !arguments.wants("region"));
         for words in [["--only", "write"].as_slice(), &["--calls"]] {

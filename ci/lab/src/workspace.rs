@@ -562,7 +562,7 @@ impl Workspace {
         let read = programs(BufReader::new(stdout), |note| step.note(note));
         stages::wait_and_count(child.id());
         let status = child.wait()?;
-        let programs = read.context("read what cargo says")?;
+        let programs = read.context("read cargo's messages")?;
         if !status.success() {
             bail!("cargo failed ({status})");
         }

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_inserted_is_found() {
+    fn an_inserted_piece_is_found() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let inserted = |short, long| inserted(&words(short), &words(long)).join(" ");
         assert_eq!(inserted("open a b close", "open a b a b close"), "a b");

@@ -287,7 +287,7 @@ mod tests {
 
     /// JSON has no NaN.
     #[test]
-    fn what_was_not_measured_is_null_and_meets_nothing() {
+    fn an_unmeasured_value_is_null_and_meets_nothing() {
         let row = ScoreRow::new("ud", [1, 1], &[], [0.0; 2], Target { time: 1.0, calls: false });
         let printed = printed(&row);
         for missing in [

@@ -28,7 +28,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     if !output.status.success() {
         bail!("bench-sim: {}", output.status);
     }
-    let output = String::from_utf8(output.stdout).context("read what bench-sim says")?;
+    let output = String::from_utf8(output.stdout).context("read the output of bench-sim")?;
     let found = samples(&output).map_err(|failure| anyhow!("bench-sim: {failure}"))?;
     Ok(Table {
         title: "The device in the process, on this machine".into(),

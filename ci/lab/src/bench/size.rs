@@ -65,7 +65,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         rows.push(TableRow::new("from start to the first verb", unit, ours, theirs, none));
     }
     let table = Table {
-        title: format!("What is needed on {}", arguments.device.label()),
+        title: format!("Size of a program on {}", arguments.device.label()),
         unit: "the unit that each row names".into(),
         kernel: vm.greeting.release.clone(),
         accelerator: session.accelerator().label().to_owned(),

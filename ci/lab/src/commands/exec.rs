@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_names_is_built() {
+    fn programs_that_a_command_names_are_built() {
         let of = |text| {
             let own = named(&words(text));
             (own.command_line, own.suite)

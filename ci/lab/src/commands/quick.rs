@@ -324,7 +324,7 @@ fn changed(root: &Path, base: Option<&str>) -> Result<Vec<String>> {
     let (Some(mut paths), Some(new)) = (against(base.unwrap_or("HEAD")), new()) else {
         match base {
             Some(base) => bail!("git knows no commit {base} here: name the files with --changed"),
-            None => bail!("git does not say what changed here: name the files with --changed"),
+            None => bail!("git does not list the changed files here: name them with --changed"),
         }
     };
     paths.extend(new);

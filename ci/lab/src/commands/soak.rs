@@ -59,7 +59,7 @@ const PARTS: &[Part] = &[
         run: |workspace, logs| rounds(workspace, logs, DeviceName::Mlx5),
     },
     Part {
-        name: "wear",
+        name: "reloads",
         shows: "`soak::` with 1,000 clients in place of 150, 50 reloads of the drivers in place of 5, and \
                 an unbinding more",
         run: |_, logs| group("soak", &[KernelName::Newest], logs),
@@ -89,7 +89,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "host-mutants",
-        shows: "of 200 lines of the data path that a machine changes, the host tests notice 19 in 20",
+        shows: "the host tests notice 19 in 20 of 200 changes to lines of the data path",
         run: |_, _| Ok(vec![mutants::section()?]),
     },
     Part {
@@ -100,7 +100,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "seed-mistakes",
-        shows: "of 100 seeds some find each of four mistakes planted in `owned` and `aio`, and others do not",
+        shows: "some of 100 seeds find each of four mistakes planted in `owned` and `aio`, and others do not",
         run: |workspace, _| Ok(vec![seeds::mistakes(workspace)?]),
     },
     Part {
@@ -110,7 +110,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "loom",
-        shows: "loom's models, of which three have a bound: six preemptions in place of three (shared receive \
+        shows: "loom's models, three with a bound: six preemptions in place of three (shared receive \
                 queue) and three in place of two (poll loop); the others are whole here as in a full run",
         run: |workspace, _| Ok(vec![cargo_test::loom(workspace, cargo_test::Bounds::Soak)?]),
     },
@@ -158,7 +158,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "quick",
-        shows: "of ten planted defects `cargo ci quick` catches at least eight",
+        shows: "`cargo ci quick` catches at least eight of ten planted defects",
         run: |_, _| planted(),
     },
 ];
@@ -394,9 +394,9 @@ fn with_row(text: &str, part: &str, row: &SoakRow) -> String {
         "# When the soak last ran".to_owned(),
         String::new(),
         "`cargo ci soak [PART…]` writes this file. A full run shows the same things with fewer rounds, on".into(),
-        "fewer kernels, or not at all; each row says what the part adds.".into(),
+        "fewer kernels, or not at all; each row names the addition.".into(),
         String::new(),
-        "| part | what it shows | when | commit | result | minutes |".into(),
+        "| part | addition | when | commit | result | minutes |".into(),
         "|---|---|---|---|---|---|".into(),
     ];
     for known in PARTS {
@@ -456,10 +456,10 @@ mod tests {
     fn a_row_is_replaced_and_the_others_stay() {
         let text = with_row("", "mutants", &row("passed: 7"));
         assert_eq!(text.matches("| never |").count(), PARTS.len() - 1);
-        let text = with_row(&text, "wear", &row("**failed**: a | b"));
+        let text = with_row(&text, "reloads", &row("**failed**: a | b"));
         assert!(text.contains("| 2026-11-23 | abc | passed: 7 | 7 |"), "{text}");
         assert!(text.contains("**failed**: a / b"));
-        let text = with_row(&text, "wear", &row("passed: 6"));
+        let text = with_row(&text, "reloads", &row("passed: 6"));
         assert!(!text.contains("failed") && text.contains("passed: 7"));
     }
 

@@ -95,7 +95,7 @@ pub(crate) fn run_until(
     let printed = |reader: Option<thread::JoinHandle<std::io::Result<Printed>>>| {
         let Some(reader) = reader else { return Ok(Printed::default()) };
         let printed = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
-        printed.with_context(|| format!("read what {command:?} printed"))
+        printed.with_context(|| format!("read the output of {command:?}"))
     };
     let (stdout, stderr) = (printed(stdout)?, printed(stderr)?);
     Ok(CommandOutput {

@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_the_three_is_judged_by_version() {
+    fn kernels_before_the_three_are_judged_by_version() {
         assert_eq!(rxe("[ah] no number", "5.10.0-32-amd64"), None);
         assert_eq!(rxe("[mw1] no", "5.10.0-32-amd64"), None);
         assert!(rxe("[ah] no", "5.16.1").is_some() && rxe("[mw1] no", "5.14").is_some());

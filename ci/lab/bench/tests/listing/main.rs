@@ -139,7 +139,7 @@ fn compile() -> String {
 
 /// Reports the functions that have become longer or shorter; the author of the change judges them.
 #[test]
-fn what_became_longer_or_shorter_is_reported() {
+fn longer_and_shorter_functions_are_reported() {
     let known = Lengths::read(include_str!("known.txt"));
     let now = Lengths::of(&compile());
     let moved = now.moved(&known);
@@ -163,7 +163,7 @@ fn what_became_longer_or_shorter_is_reported() {
 }
 
 #[test]
-fn what_moved_is_told() {
+fn moved_counts_are_reported() {
     let known = Length { instructions: 100, calls: 4, locked: 1, usual: Some(42) };
     assert_eq!(beyond(&Length { instructions: 102, ..known }, &known, 50), [""; 0]);
     let longer = Length { instructions: 103, calls: 5, usual: Some(43), ..known };

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_systems_do_not_know_is_refused() {
+    fn undocumented_keys_are_refused() {
         let refused = |jobs: Result<Vec<WorkflowJob>>| format!("{:#}", jobs.unwrap_err());
         let edited = |from: &str, to: &str| refused(github(&GITHUB.replace(from, to)));
         assert!(edited("timeout-minutes", "timeout").contains("no key timeout"));
