@@ -84,9 +84,8 @@ pub(crate) struct BenchArguments {
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT", requires = "suite")]
     only: Option<String>,
-    /// With rxe, its futures and scale: let the guest's clock count instructions: the same result each
-    /// time, whatever else this machine does. The guest has one processor then, so that polling over
-    /// rxe tells nothing and is left out
+    /// With rxe, rxe-futures and scale: let the guest's clock count instructions, which load of this machine
+    /// does not change. The guest has one processor then, and polling over rxe is left out
     #[arg(long)]
     count_instructions: bool,
     /// With control and cm: print the system calls of both sides, one by one, and measure nothing

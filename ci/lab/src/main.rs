@@ -38,7 +38,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Download kernels, QEMU and peers into the cache, and nothing else
+    /// Download kernels, QEMU and rdma-core's tools into the cache, and nothing else
     Fetch {
         /// Replace the cached packages by those that Debian's suites carry today
         #[arg(long)]

@@ -51,8 +51,8 @@ pub(crate) struct RunnerArguments {
     /// Seconds after which the program is given up
     #[arg(long, default_value_t = 3600)]
     timeout: u64,
-    /// The program and its arguments, as Cargo appends them. Without them the command fetches and builds what the
-    /// machine needs, and prints the runner for Cargo
+    /// The program and its arguments, as Cargo appends them. Without them the command fetches and builds the
+    /// parts of the machine, and prints the runner for Cargo
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }

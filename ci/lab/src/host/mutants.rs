@@ -52,16 +52,16 @@ const ONE_IN: usize = 20;
 /// `cargo ci mutants`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MutantsArguments {
-    /// How many mutants are in the sample
+    /// Number of mutants in the sample
     #[arg(long, value_name = "N", default_value_t = SAMPLE)]
     sample: usize,
-    /// The number of the first that is made, to go on with a sample
+    /// Number of the first mutant to make, to continue a sample
     #[arg(long, value_name = "K", default_value = "1")]
     from: NonZeroUsize,
-    /// The seed that chooses them, in hexadecimal digits [default: the hash of the commit]
+    /// Seed of the sample, in hexadecimal digits [default: the hash of the commit]
     #[arg(long, value_name = "HEX")]
     seed: Option<Seed>,
-    /// How many are judged at a time, each in a copy of the workspace [default: one for each processor]
+    /// Number of mutants judged at a time, each in a copy of the workspace [default: one for each processor]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// Files and directories to change, from the top of the workspace [default: the data path]

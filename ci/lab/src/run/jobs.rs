@@ -60,7 +60,7 @@ pub(crate) fn beside_others() -> bool {
 /// One piece of work.
 pub(crate) struct Job<'a, T> {
     pub(crate) name: String,
-    /// Lanes that it takes; all of them if there are fewer.
+    /// Slots that it takes; all of them if there are fewer.
     pub(crate) slots: usize,
     /// Names of jobs that have to end before this one. A name that is not in the list is ignored.
     pub(crate) after: Vec<String>,
