@@ -16,6 +16,9 @@ use crate::workspace::Profile;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use lab_guest::order::{Ending, Order};
+use object::LittleEndian;
+use object::elf::FileHeader64;
+use object::read::elf::{FileHeader, ProgramHeader};
 use rustix::termios::tcgetwinsize;
 use std::io::{IsTerminal, stdin};
 use std::path::{Path, PathBuf};
@@ -221,21 +224,10 @@ fn runs_in(root: &Initramfs, program: &Path) -> Result<()> {
 
 /// The loader that a 64-bit ELF file names (`PT_INTERP`).
 pub(crate) fn interpreter(elf: &[u8]) -> Option<String> {
-    const PT_INTERP: u32 = 3;
-    let number = |at: usize, length: usize| -> Option<usize> {
-        let bytes = elf.get(at..at.checked_add(length)?)?;
-        Some(bytes.iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte)))
-    };
-    // Class 2 and data 1: 64 bits, little-endian.
-    if !elf.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    let headers = (0..count).map(|index| table.saturating_add(index * size));
-    let header = headers.into_iter().find(|at| number(*at, 4) == Some(PT_INTERP as usize))?;
-    let (from, length) = (number(header + 8, 8)?, number(header + 32, 8)?);
-    let path = elf.get(from..from.checked_add(length)?)?;
-    Some(String::from_utf8_lossy(path).trim_end_matches('\0').to_owned())
+    let header = FileHeader64::<LittleEndian>::parse(elf).ok()?;
+    let mut segments = header.program_headers(LittleEndian, elf).ok()?.iter();
+    let path = segments.find_map(|segment| segment.interpreter(LittleEndian, elf).ok()?)?;
+    Some(String::from_utf8_lossy(path).into_owned())
 }
 
 /// Shows the output of a process of the guest. If that fails the lab ends, and the guest with it.
@@ -299,7 +291,7 @@ mod tests {
             None => runs_in(&root, &own).unwrap(),
         }
         let mut elf = vec![0; 200];
-        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         (elf[32], elf[54], elf[56]) = (64, 56, 1);
         assert_eq!(interpreter(&elf), None);
         (elf[64], elf[72], elf[96]) = (3, 150, 3);

@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use lab_guest::order::Module;
+use object::{Object, ObjectSection};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
@@ -41,40 +42,14 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// `key=value` pairs of a module's `.modinfo` section.
 fn information(module: &[u8]) -> Result<Vec<(String, String)>> {
-    let section = section(module, ".modinfo").context("no .modinfo section")?;
+    let elf = object::File::parse(module)?;
+    let section = elf.section_by_name(".modinfo").context("no .modinfo section")?;
     Ok(section
+        .data()?
         .split(|byte| *byte == 0)
         .filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect())
-}
-
-fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-/// A section of a 64-bit little-endian ELF file.
-fn section<'a>(elf: &'a [u8], name: &str) -> Option<&'a [u8]> {
-    if elf.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let table = usize::try_from(u64::from_le_bytes(word(elf, 0x28)?)).ok()?;
-    let size = usize::from(u16::from_le_bytes(word(elf, 0x3a)?));
-    let count = usize::from(u16::from_le_bytes(word(elf, 0x3c)?));
-    let names_index = usize::from(u16::from_le_bytes(word(elf, 0x3e)?));
-    let header = |index: usize| elf.get(table.checked_add(index.checked_mul(size)?)?..);
-    let contents = |header: &[u8]| {
-        let offset = usize::try_from(u64::from_le_bytes(word(header, 0x18)?)).ok()?;
-        let length = usize::try_from(u64::from_le_bytes(word(header, 0x20)?)).ok()?;
-        elf.get(offset..offset.checked_add(length)?)
-    };
-    let names = contents(header(names_index)?)?;
-    (0..count).find_map(|index| {
-        let header = header(index)?;
-        let start = u32::from_le_bytes(word(header, 0)?) as usize;
-        let found = names.get(start..)?.split(|byte| *byte == 0).next()?;
-        (found == name.as_bytes()).then(|| contents(header)).flatten()
-    })
 }
 
 /// Modules under a directory, by name.
@@ -234,20 +209,21 @@ mod tests {
     fn elf(information: &[u8]) -> Vec<u8> {
         let names = b"\0.modinfo\0.shstrtab\0";
         let mut elf = vec![0; 64];
-        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         elf.extend_from_slice(names);
         elf.extend_from_slice(information);
         let table = elf.len() as u64;
-        let mut header = |name: u32, offset: u64, length: u64| {
+        let mut header = |name: u32, kind: u8, offset: u64, length: u64| {
             let start = elf.len();
             elf.resize(start + 64, 0);
+            elf[start + 4] = kind;
             elf[start..start + 4].copy_from_slice(&name.to_le_bytes());
             elf[start + 0x18..start + 0x20].copy_from_slice(&offset.to_le_bytes());
             elf[start + 0x20..start + 0x28].copy_from_slice(&length.to_le_bytes());
         };
-        header(0, 0, 0);
-        header(1, 64 + names.len() as u64, information.len() as u64);
-        header(10, 64, names.len() as u64);
+        header(0, 0, 0, 0);
+        header(1, 1, 64 + names.len() as u64, information.len() as u64);
+        header(10, 3, 64, names.len() as u64);
         elf[0x28..0x30].copy_from_slice(&table.to_le_bytes());
         elf[0x3a] = 64;
         elf[0x3c] = 3;
