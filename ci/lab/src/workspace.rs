@@ -17,6 +17,9 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The variable that names the runner of this machine's programs to Cargo.
+pub(crate) const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
+
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,

@@ -10,7 +10,6 @@
 pub(crate) mod measure;
 
 use crate::arch::Arch;
-use crate::commands::runner;
 use crate::host::cargo_test;
 use crate::machine::device::{DeviceName, Emulation};
 use crate::machine::session::{self, Session};
@@ -25,7 +24,7 @@ use crate::run::summary::{Section, Summary};
 use crate::suites::capability::RunOptions;
 use crate::suites::setup;
 use crate::suites::suite::{self, NamePrefixes, TestScope};
-use crate::workspace::Workspace;
+use crate::workspace::{RUNNER, Workspace};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::path::Path;
@@ -283,7 +282,7 @@ fn on_host(
         let mut command = Command::new(crate::workspace::cargo());
         command.args(["test", "--quiet", "--package", package, "--all-features"]);
         command.arg("--").args(cargo_test::libtest_arguments()).current_dir(workspace.root());
-        command.env_remove(runner::VARIABLE);
+        command.env_remove(RUNNER);
         reports.extend(cargo_test::judge(package, &subprocess::run(command, 4 * PATIENCE)?, true));
     }
     let note = format!("{} s", start.elapsed().as_secs());

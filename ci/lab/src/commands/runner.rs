@@ -12,7 +12,7 @@ use crate::output::{errln, outln};
 use crate::packages::fetch::Needs;
 use crate::packages::kernel::KernelName;
 use crate::run::progress;
-use crate::workspace;
+use crate::workspace::{self, RUNNER};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use lab_guest::order::{Ending, GUEST_DIRECTORIES, HostFiles, OnHost, Order};
@@ -26,9 +26,6 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
-
-/// The variable that names the runner of this machine's programs to Cargo.
-pub(crate) const VARIABLE: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
 
 /// The guest to boot for a program of Cargo's.
 #[derive(Args, Clone, Debug)]
@@ -345,7 +342,7 @@ mod tests {
     fn the_program_gets_the_environment_but_names_of_what_the_guest_has_not() {
         let given = [
             ("CARGO_MANIFEST_DIR", "/p"),
-            (VARIABLE, "lab runner"),
+            (RUNNER, "lab runner"),
             ("LD_LIBRARY_PATH", "/p/target/debug/deps"),
             ("PROPTEST_CASES", "7"),
             ("TMPDIR", "/tmp/mine"),

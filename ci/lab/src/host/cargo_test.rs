@@ -1,13 +1,12 @@
 //! The tests that need no guest: those that `cargo test` runs, and loom's models.
 
-use crate::commands::runner;
 use crate::run::jobs;
 use crate::run::outcome::{self, Report, TestOutcome};
 use crate::run::progress;
 use crate::run::stages;
 use crate::run::subprocess::{self, CommandOutput};
 use crate::run::summary::Section;
-use crate::workspace::Workspace;
+use crate::workspace::{RUNNER, Workspace};
 use anyhow::Result;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -65,7 +64,7 @@ pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Section> {
 
 fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(crate::workspace::cargo());
-    command.current_dir(workspace.root()).env_remove(runner::VARIABLE);
+    command.current_dir(workspace.root()).env_remove(RUNNER);
     command
 }
 

@@ -242,13 +242,9 @@ fn is_path_separator(tokens: &[TokenTree]) -> bool {
 
 /// Finds the paths that begin with `crate`, `self` or `super`, `depth` inline modules deep.
 fn paths(stream: TokenStream, depth: usize, found: &mut Vec<Named>) {
-    let tokens: Vec<_> = stream.into_iter().collect();
+    let tokens = without_tests(stream);
     let mut at = 0;
     while at < tokens.len() {
-        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
-            at = end_of_item(&tokens, at);
-            continue;
-        }
         let rest = &tokens[at..];
         let root = match &rest[0] {
             TokenTree::Ident(word) if is_path_separator(&rest[1..]) => match &*word.to_string() {
@@ -299,14 +295,10 @@ fn defined_types(tokens: &[TokenTree]) -> impl Iterator<Item = String> {
 
 /// The `impl` blocks of a file. Tests are left out.
 fn impl_blocks(file: &TokenStream) -> Vec<ImplBlock> {
-    let tokens: Vec<_> = file.clone().into_iter().collect();
+    let tokens = without_tests(file.clone());
     let mut found = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
-        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
-            at = end_of_item(&tokens, at);
-            continue;
-        }
         at += 1;
         if !is_word(&tokens[at - 1], "impl") {
             continue;
@@ -351,13 +343,8 @@ fn implemented_type(head: &[TokenTree]) -> Option<String> {
 
 /// Finds calls of methods: those on `self` if its type is given, else all others. Tests are left out.
 fn method_calls(stream: TokenStream, of_self: Option<&str>, found: &mut Vec<MethodCall>) {
-    let tokens: Vec<_> = stream.into_iter().collect();
-    let mut at = 0;
-    while at < tokens.len() {
-        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
-            at = end_of_item(&tokens, at);
-            continue;
-        }
+    let tokens = without_tests(stream);
+    for at in 0..tokens.len() {
         if let [TokenTree::Punct(dot), TokenTree::Ident(name), TokenTree::Group(group), ..] =
             &tokens[at..]
             && dot.as_char() == '.'
@@ -372,25 +359,17 @@ fn method_calls(stream: TokenStream, of_self: Option<&str>, found: &mut Vec<Meth
         if let TokenTree::Group(group) = &tokens[at] {
             method_calls(group.stream(), of_self, found);
         }
-        at += 1;
     }
 }
 
 /// Finds the lines of a word. Tests are left out.
 fn lines_with(word: &str, stream: TokenStream, found: &mut Vec<usize>) {
-    let tokens: Vec<_> = stream.into_iter().collect();
-    let mut at = 0;
-    while at < tokens.len() {
-        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
-            at = end_of_item(&tokens, at);
-            continue;
-        }
-        match &tokens[at] {
+    for token in without_tests(stream) {
+        match token {
             TokenTree::Group(group) => lines_with(word, group.stream(), found),
-            token if is_word(token, word) => found.push(token.span().start().line),
+            token if is_word(&token, word) => found.push(token.span().start().line),
             _ => {}
         }
-        at += 1;
     }
 }
 
@@ -410,6 +389,22 @@ fn is_for_tests(brackets: Option<&TokenTree>) -> bool {
     let Some(TokenTree::Group(group)) = brackets else { return false };
     let text = group.stream().to_string().replace(' ', "");
     text.starts_with("cfg(test") || text.starts_with("cfg(all(test")
+}
+
+/// The tokens without the items that only tests use.
+fn without_tests(stream: TokenStream) -> Vec<TokenTree> {
+    let tokens: Vec<_> = stream.into_iter().collect();
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
+            at = end_of_item(&tokens, at);
+        } else {
+            kept.push(tokens[at].clone());
+            at += 1;
+        }
+    }
+    kept
 }
 
 /// Where the item ends whose attributes begin here.

@@ -4,10 +4,10 @@
 //! killed by a signal; the tests themselves look for the devices, the files and the environment.
 
 use super::{CaseContext, failed};
-use crate::commands::runner::VARIABLE;
 use crate::run::jobs::say;
 use crate::run::outcome::{Report, TestOutcome};
 use crate::run::subprocess;
+use crate::workspace::RUNNER;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ fn tests_elsewhere(context: &CaseContext<'_>, directory: &Path) -> Result<()> {
         .args(["test", "--offline", "--no-fail-fast", "--target-dir"])
         .arg(&target)
         .current_dir(directory)
-        .env(VARIABLE, format!("{} runner --device rxe --kernel {kernel}", lab.display()))
+        .env(RUNNER, format!("{} runner --device rxe --kernel {kernel}", lab.display()))
         .env("ELSEWHERE", "given to cargo")
         .env("RUST_BACKTRACE", "0")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
