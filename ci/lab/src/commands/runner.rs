@@ -12,7 +12,7 @@ use crate::output::{errln, outln};
 use crate::packages::fetch::Needs;
 use crate::packages::kernel::KernelName;
 use crate::run::progress;
-use crate::workspace::{self, RUNNER};
+use crate::workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use lab_guest::order::{Ending, GUEST_DIRECTORIES, HostFiles, OnHost, Order};
@@ -342,7 +342,7 @@ mod tests {
     fn the_program_gets_the_environment_but_names_of_what_the_guest_has_not() {
         let given = [
             ("CARGO_MANIFEST_DIR", "/p"),
-            (RUNNER, "lab runner"),
+            (workspace::RUNNER, "lab runner"),
             ("LD_LIBRARY_PATH", "/p/target/debug/deps"),
             ("PROPTEST_CASES", "7"),
             ("TMPDIR", "/tmp/mine"),
