@@ -6,8 +6,6 @@ use uverbs_uapi::mr::ib_uverbs_access_flags as raw;
 
 bitflags::bitflags! {
     /// Rights of a memory region, a memory window or a queue pair. Local reads are always allowed.
-    ///
-    /// Example: [`MemoryRegion`](crate::MemoryRegion).
     #[doc(alias = "ibv_access_flags")]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {

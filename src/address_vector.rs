@@ -7,8 +7,6 @@ use uverbs_uapi::ah::{ib_uverbs_ah_attr, ib_uverbs_global_route};
 use uverbs_uapi::qp::ib_uverbs_qp_dest;
 
 /// The global part of a path: mandatory on Ethernet, and between subnets.
-///
-/// Example: [`AddressHandle`](crate::AddressHandle).
 #[doc(alias = "ibv_global_route")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalRoute {
@@ -26,8 +24,6 @@ pub struct GlobalRoute {
 }
 
 /// A path from a local port to a peer's.
-///
-/// Example: [`AddressHandle`](crate::AddressHandle).
 #[doc(alias = "ibv_ah_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressVector {

@@ -244,8 +244,6 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
 }
 
 /// Which completions an armed queue announces; see [`CompletionQueue::req_notify`].
-///
-/// Example: [`CompletionChannel`](crate::CompletionChannel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// The next one.
@@ -256,8 +254,6 @@ pub enum Notify {
 }
 
 /// Builds a [`CompletionQueue`]; started by [`Context::cq_builder`].
-///
-/// Example: [`CompletionQueue`](crate::CompletionQueue).
 #[derive(Debug)]
 pub struct CqBuilder {
     file: Arc<File>,
@@ -786,8 +782,6 @@ impl fmt::Debug for CompletionQueue {
 /// completion; if the queue is in memory of a [`QueueAllocator`](crate::QueueAllocator), the child finds the
 /// parent's completions if it shares that memory, and dies of a signal if it does not have it. Dropping is
 /// harmless.
-///
-/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Debug)]
 pub struct Completions<'q> {
     gate: &'q Gate,
@@ -871,8 +865,6 @@ fn above_max_cqe(file: &File, cqe: u32) -> Option<String> {
 }
 
 /// Why a completion queue could not be polled, or a [scope](crate::owned::Scope) not wait for a request.
-///
-/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollError {

@@ -12,8 +12,6 @@ use uverbs_uapi::device::ib_uverbs_raw_packet_caps as raw_packet;
 
 open_enum! {
     /// Against whom a device's atomics are atomic.
-    ///
-    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_atomic_cap")]
     pub struct AtomicCap(u32) {
         /// There are none.
@@ -27,8 +25,6 @@ open_enum! {
 
 bitflags::bitflags! {
     /// What a device can do. Bits without a name here are kept.
-    ///
-    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_device_cap_flags")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -97,8 +93,6 @@ bitflags::bitflags! {
 
 bitflags::bitflags! {
     /// Operations that may touch memory whose pages are not there yet.
-    ///
-    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_odp_transport_cap_bits")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -124,8 +118,6 @@ bitflags::bitflags! {
 }
 
 /// On-demand paging: registration without pinning.
-///
-/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_odp_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -144,8 +136,6 @@ pub struct OdpCaps {
 }
 
 /// Receive-side scaling: spreading packets over queues.
-///
-/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_rss_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -160,8 +150,6 @@ pub struct RssCaps {
 }
 
 /// Tag matching in shared receive queues.
-///
-/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_tm_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -180,8 +168,6 @@ pub struct TagMatchingCaps {
 }
 
 /// Moderation of completion events.
-///
-/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_cq_moderation_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -195,8 +181,6 @@ pub struct ModerationCaps {
 
 bitflags::bitflags! {
     /// What a device does with raw packets.
-    ///
-    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_raw_packet_caps")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -30,8 +30,6 @@ const LAST_PRIORITY: u16 = 15;
 
 open_enum! {
     /// The packets that a rule takes.
-    ///
-    /// Example: [`FlowAttr`](crate::FlowAttr).
     #[doc(alias = "ibv_flow_attr_type")]
     pub struct FlowType(u32) {
         /// Packets that its specifications match; all packets, if it has none.
@@ -260,8 +258,6 @@ impl fmt::Display for FlowAttr {
 /// The kernel does not destroy a queue pair that has rules. When the program drops all parts of the queue
 /// pair before the rule, the queue pair is [reset](crate::QueuePair::destroy) and receives nothing; it is
 /// destroyed with the rule. Use it from any thread.
-///
-/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow")]
 #[must_use = "the rule ends when this is dropped"]
 pub struct Flow {

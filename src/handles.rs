@@ -17,8 +17,6 @@ use uverbs_uapi::object as uapi;
 
 open_enum! {
     /// A kind of kernel object.
-    ///
-    /// Example: [`Context::share`](crate::Context::share).
     pub struct ObjectKind(u16) {
         /// The context: the file that has all other objects. Only envelopes name it.
         CONTEXT = uapi::UVERBS_OBJECT_DEVICE, "context";

@@ -25,8 +25,6 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_ALLOC_MW;
 use zerocopy::FromZeros;
 
 /// The two kinds of memory windows.
-///
-/// Example: [`MemoryWindow`](crate::MemoryWindow).
 #[doc(alias = "ibv_mw_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowType {

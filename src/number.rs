@@ -73,8 +73,6 @@ impl Psn {
 /// // Numbers of packets have 24 bits.
 /// assert_eq!(Psn::new(0x0100_0003), Psn(3));
 /// ```
-///
-/// Example: [`AddressHandle`](crate::AddressHandle).
 #[doc(alias = "ibv_gid")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

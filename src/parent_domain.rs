@@ -120,8 +120,6 @@ impl<S: Sharing> Deref for ParentDomain<S> {
 }
 
 /// Builds a [`ParentDomain`].
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct ParentDomainBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,

@@ -26,21 +26,15 @@ mod sealed {
 }
 
 /// How queues get at the doorbell register: [`Shared`] or [`Exclusive`].
-///
-/// Example: [`ThreadDomain`](crate::ThreadDomain).
 pub trait Sharing: sealed::Sealed + Send + Sync + 'static {}
 
 /// Queues of a plain protection domain: they may share a doorbell register with other queues, and the library
 /// locks it.
-///
-/// Example: [`QueuePair`](crate::QueuePair).
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
 /// Queues under a [`ThreadDomain`](crate::ThreadDomain): only the holder of the token rings their doorbell
 /// register, so that ringing takes no lock and asks for the token.
-///
-/// Example: [`ThreadDomain`](crate::ThreadDomain).
 #[derive(Clone, Copy, Debug)]
 pub enum Exclusive {}
 
@@ -101,8 +95,6 @@ impl PdInner {
 /// Everything made from it keeps it alive. All methods may be called from any thread. The
 /// parameter says how queues made here ring their doorbell; it is [`Shared`] unless the domain is
 /// a [parent domain](crate::ParentDomain) with a thread domain. See [`Context`] for an example.
-///
-/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_pd")]
 pub struct ProtectionDomain<S: Sharing = Shared> {
     pub(crate) inner: Arc<PdInner>,

@@ -14,8 +14,6 @@ use zerocopy::IntoBytes;
 
 open_enum! {
     /// The largest payload of a packet, as a code.
-    ///
-    /// Example: [`PortAttr`](crate::PortAttr).
     #[doc(alias = "ibv_mtu")]
     pub struct Mtu(u8) {
         MTU_256 = uapi::ib_mtu::IB_MTU_256.0, "256";
@@ -35,8 +33,6 @@ impl Mtu {
 
 open_enum! {
     /// Logical state of a port.
-    ///
-    /// Example: [`PortAttr`](crate::PortAttr).
     #[doc(alias = "ibv_port_state")]
     #[doc(alias = "ibv_port_state_str")]
     pub struct PortState(u8) {
@@ -57,8 +53,6 @@ open_enum! {
 
 open_enum! {
     /// Physical state of a port.
-    ///
-    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct PhysState(u8) {
         SLEEP = uapi::ib_port_phys_state::IB_PORT_PHYS_STATE_SLEEP.0, "sleep";
         POLLING = uapi::ib_port_phys_state::IB_PORT_PHYS_STATE_POLLING.0, "polling";
@@ -75,8 +69,6 @@ open_enum! {
 
 open_enum! {
     /// The link layer of a port.
-    ///
-    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct LinkLayer(u8) {
         UNSPECIFIED = uapi::rdma_link_layer::IB_LINK_LAYER_UNSPECIFIED.0, "unspecified";
         INFINIBAND = uapi::rdma_link_layer::IB_LINK_LAYER_INFINIBAND.0, "InfiniBand";
@@ -86,8 +78,6 @@ open_enum! {
 
 open_enum! {
     /// Lanes of a link, as a code.
-    ///
-    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct LinkWidth(u8) {
         X1 = uapi::ib_port_width::IB_WIDTH_1X.0, "1x";
         X2 = uapi::ib_port_width::IB_WIDTH_2X.0, "2x";
@@ -119,8 +109,6 @@ open_enum! {
     /// let (width, speed) = (LinkWidth::X4, LinkSpeed::EDR);
     /// assert_eq!((width.lanes(), speed.lane_mbps()), (Some(4), Some(25_000)));
     /// ```
-    ///
-    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct LinkSpeed(u32) {
         SDR = uapi::ib_port_speed::IB_SPEED_SDR.0, "SDR";
         DDR = uapi::ib_port_speed::IB_SPEED_DDR.0, "DDR";
@@ -154,8 +142,6 @@ impl LinkSpeed {
 
 bitflags::bitflags! {
     /// The capabilities of a port.
-    ///
-    /// Example: [`PortAttr`](crate::PortAttr).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct PortCaps: u32 {
@@ -324,8 +310,6 @@ pub struct PortSpeed {
 
 open_enum! {
     /// The protocol on the wire of a GID.
-    ///
-    /// Example: [`Context::choose_gid`](crate::Context::choose_gid).
     #[doc(alias = "ibv_gid_type")]
     pub struct GidType(u32) {
         /// InfiniBand.
@@ -338,8 +322,6 @@ open_enum! {
 }
 
 /// An entry of a port's GID table.
-///
-/// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[doc(alias = "ibv_gid_entry")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

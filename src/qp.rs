@@ -53,8 +53,6 @@ use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
 /// What a queue pair was granted at creation, which is at least what was asked for; see
 /// [`QpControl::caps`].
-///
-/// Example: [`ProtectionDomain::qp_builder`](crate::ProtectionDomain::qp_builder).
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -275,8 +273,6 @@ pub struct QueuePair<S: Sharing = Shared> {
 }
 
 /// The parts of a queue pair; see [`QueuePair::split`].
-///
-/// Example: [`QueuePair`](crate::QueuePair).
 #[derive(Debug)]
 pub struct QpParts<S: Sharing = Shared> {
     /// The send queue.

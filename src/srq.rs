@@ -158,8 +158,6 @@ pub(crate) mod sealed {
 
 /// What a queue pair can take its receives from: a [`SharedReceiveQueue`], or one of
 /// [`owned`](crate::owned::OwnedSharedReceiveQueue) or [`aio`](crate::aio::AsyncSharedReceiveQueue).
-///
-/// Example: [`QpBuilder`](crate::QpBuilder).
 pub trait SrqRef: sealed::Sealed {}
 
 impl SrqRef for SharedReceiveQueue {}
@@ -185,8 +183,6 @@ impl<T: SrqRef + ?Sized> sealed::Sealed for &mut T {
 }
 
 /// The attributes of a shared receive queue; see [`SharedReceiveQueue::query`].
-///
-/// Example: [`SharedReceiveQueue`](crate::SharedReceiveQueue).
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -210,8 +206,6 @@ impl SrqAttr {
 }
 
 /// Builds a [`SharedReceiveQueue`]; started by [`srq_builder`](ProtectionDomain::srq_builder).
-///
-/// Example: [`SharedReceiveQueue`](crate::SharedReceiveQueue).
 #[derive(Debug)]
 pub struct SrqBuilder {
     pd: Arc<PdInner>,

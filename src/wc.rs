@@ -14,8 +14,6 @@ open_enum! {
     /// The first completion of a queue pair that is neither a success nor `WR_FLUSH_ERR` names the cause:
     /// `LOC` is a fault of the request or the memory on this side, `REM` one that the peer's device found.
     /// [`Wc::vendor_err`] may say more.
-    ///
-    /// Example: [`Wc`](crate::Wc).
     #[doc(alias = "ibv_wc_status")]
     #[doc(alias = "ibv_wc_status_str")]
     pub struct WcStatus(u32) {
@@ -78,8 +76,6 @@ open_enum! {
 
 open_enum! {
     /// What a completion belongs to. Valid only with [`WcStatus::SUCCESS`].
-    ///
-    /// Example: [`Wc`](crate::Wc).
     #[doc(alias = "ibv_wc_opcode")]
     pub struct WcOpcode(u32) {
         SEND = 0, "send";
@@ -188,8 +184,6 @@ impl Wc {
 /// A request that failed after it was posted: all that its completion says.
 ///
 /// The queue pair is in an error state; see [`WcStatus`].
-///
-/// Example: [`Completion::ok`](crate::Completion::ok).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WcError {
@@ -239,8 +233,6 @@ impl From<WcError> for Error {
 }
 
 /// Bytes that came with a [completion](crate::Completion::scattered); a slice.
-///
-/// Example: [`Completion`](crate::Completion).
 #[derive(Clone, Copy)]
 pub struct Scattered {
     bytes: [u8; Scattered::MAX],

@@ -19,8 +19,6 @@ pub(crate) use transport::{QpTransport, SendOps};
 ///
 /// It names memory by number. Nothing keeps the memory alive or its owner away from it, which is
 /// why ringing a batch is `unsafe`.
-///
-/// Example: [`SendWr`](crate::SendWr).
 #[doc(alias = "ibv_sge")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
@@ -33,8 +31,6 @@ pub struct Sge {
 }
 
 /// Memory of a peer.
-///
-/// Example: [`SendWr`](crate::SendWr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Remote {
@@ -55,8 +51,6 @@ bitflags::bitflags! {
 }
 
 /// Where a datagram goes.
-///
-/// Example: [`AddressHandle`](crate::AddressHandle).
 #[doc(alias = "ibv_ah")]
 #[derive(Clone, Copy, Debug)]
 pub struct Destination<'a> {

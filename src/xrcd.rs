@@ -80,8 +80,6 @@ pub struct XrcDomain {
 /// let first = context.xrcd_builder().file(fresh).create_new().build()?;
 /// # drop((domain, first)); Ok(()) }
 /// ```
-///
-/// Example: [`Context::xrcd_builder`](crate::Context::xrcd_builder).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct XrcdBuilder<'a> {

@@ -256,8 +256,6 @@ impl Drop for Handle {
 }
 
 /// An event channel whose ids are futures. Clones, listeners and connections are handles of the same channel.
-///
-/// Example: [`aio::cm`](crate::aio::cm).
 #[derive(Clone)]
 pub struct AsyncEventChannel {
     handle: Arc<Handle>,
@@ -620,8 +618,6 @@ impl fmt::Debug for AsyncEventChannel {
 /// when the last handle of the channel is dropped, or with an error.
 ///
 /// When it ends or is dropped, all futures of the channel fail with `ECANCELED`.
-///
-/// Example: [`AsyncEventChannel::new`].
 #[must_use = "nothing happens unless it is polled"]
 pub struct ChannelDriver<W> {
     shared: Arc<ChannelState>,
@@ -702,8 +698,6 @@ impl<W> fmt::Debug for ChannelDriver<W> {
 /// }
 /// # }
 /// ```
-///
-/// Example: [`aio::cm`](crate::aio::cm).
 #[derive(Debug)]
 pub struct AsyncListener {
     id: ListeningId,
@@ -725,8 +719,6 @@ impl AsyncListener {
 
     /// The GID and the service that the listener listens on; see [`ListeningId::local_ib_addr`].
     ///
-    /// Example: [`AsyncEventChannel::listen`].
-    ///
     /// # Errors
     ///
     /// `ENXIO` if the device is gone.
@@ -736,8 +728,6 @@ impl AsyncListener {
 
     /// How many connect requests were rejected because as many others as the [backlog](BoundId::listen) waited to be
     /// taken.
-    ///
-    /// Example: [`AsyncEventChannel::listen`].
     pub fn overflows(&self) -> u64 {
         self.id.overflows()
     }
@@ -776,8 +766,6 @@ impl AsyncListener {
 
 /// An established connection; everything that does not wait is behind [`Deref`], as a
 /// [`Connection`]. Dropping it closes the connection.
-///
-/// Example: [`aio::cm`](crate::aio::cm).
 #[derive(Debug)]
 pub struct AsyncConnection {
     connection: Connection,
@@ -850,8 +838,6 @@ impl AsyncConnection {
 
     /// As [`disconnected`](Self::disconnected), for a task that polls. Of several, the last one is woken.
     ///
-    /// Example: [`poll_event`](Self::poll_event).
-    ///
     /// # Errors
     ///
     /// As [`next_event`](Self::next_event).
@@ -871,8 +857,6 @@ impl Deref for AsyncConnection {
 
 /// A membership in a multicast group; everything that does not wait is behind [`Deref`], as a
 /// [`MulticastMember`]. Dropping it leaves the group.
-///
-/// Example: [`JoiningMulticast`](crate::cm::JoiningMulticast).
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]
 pub struct AsyncMulticastMember {

@@ -88,8 +88,6 @@ const POLL_BATCH: usize = 256;
 /// println!("{} completions were of no request", cq.unmatched());
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
 pub trait Readiness {
     /// If the file may be readable or in error, calls `read`, which reads an event. Afterwards it clears the
     /// readiness that it knew of *before* the call, and keeps what it learned during the call. Otherwise it
@@ -221,8 +219,6 @@ impl<S: Locking> Drop for DriverHandle<S> {
 ///
 /// The queue of a [`Worker`] is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
 /// queue pairs and futures, none of which takes a mutex.
-///
-/// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
 pub struct AsyncCompletionQueue<S: Locking = Shared> {
     driver: Arc<DriverHandle<S>>,
 }
@@ -241,8 +237,6 @@ impl<S: Locking> Clone for AsyncCompletionQueue<S> {
 /// sleeps until the event loop finds the channel readable. It calls wakers after all locks are released,
 /// and calls each one even if another one panics. When it ends or is dropped, all futures of the queue fail
 /// with [`OpErrorKind::DriverGone`](super::OpErrorKind::DriverGone).
-///
-/// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W, S: Locking = Shared> {
     shared: Arc<CqShared<S>>,
@@ -286,8 +280,6 @@ impl CqBuilder {
 
     /// Creates the queue for one thread, with a completion channel of its own, and joins it with the token of the
     /// thread domain `td`.
-    ///
-    /// Example: [`Worker`].
     ///
     /// # Errors
     ///
@@ -338,8 +330,6 @@ impl<S: Locking> AsyncCompletionQueue<S> {
     }
 
     /// The completion queue's handle in the kernel, to [moderate](CqControl::moderate) its events with.
-    ///
-    /// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
     pub fn control(&self) -> &CqControl {
         &self.driver.shared.control
     }

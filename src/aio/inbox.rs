@@ -15,8 +15,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 /// A message that was received.
-///
-/// Example: [`Inbox`](crate::aio::Inbox).
 #[derive(Debug)]
 pub struct Message {
     /// The message, at its length; empty after a write with immediate data, whose bytes the peer wrote

@@ -10,8 +10,6 @@ use std::sync::Arc;
 /// Which threads use the futures of a completion queue: any, if it is [`Shared`], and each step of a request
 /// takes a mutex; the one of its thread domain, if it is [`Exclusive`], and no step takes any. Implemented by
 /// these two.
-///
-/// Example: [`Worker`](crate::aio::Worker).
 pub trait Locking: Sharing + Sized {
     #[doc(hidden)]
     type Lock<T>: AnyLock<T>;

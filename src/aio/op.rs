@@ -162,8 +162,6 @@ enum Stage {
 }
 
 /// A request that succeeded.
-///
-/// Example: [`Op`](crate::aio::Op).
 #[derive(Debug)]
 pub struct Finished<L> {
     /// What the request worked on. After a receive, a [`Buffer`] is as long as its message.
@@ -173,8 +171,6 @@ pub struct Finished<L> {
 }
 
 /// A request that failed.
-///
-/// Example: [`Op`](crate::aio::Op).
 pub struct OpError<L> {
     /// The memory of the request; `None` if the device may still work on it, or if it was dropped with a batch that
     /// was not rung. The [`Buffer`] of a receive that
@@ -443,8 +439,6 @@ impl<L, S: Locking> fmt::Debug for Op<'_, L, S> {
 }
 
 /// An atomic request: a future that returns the peer's eight bytes as they were before, and the buffer.
-///
-/// Example: [`Op`](crate::aio::Op).
 #[derive(Debug)]
 #[must_use = "a request is posted when its future is polled"]
 pub struct AtomicOp<'a, S: Locking = Shared>(pub(super) Op<'a, Buffer, S>);

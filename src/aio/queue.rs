@@ -109,8 +109,6 @@ fn post_recv(
 ///
 /// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is adopted by the `AsyncCompletionQueue<Exclusive>` of
 /// a [`Worker`](super::Worker), and stays with its futures on one thread.
-///
-/// Example: [`AsyncCompletionQueue::adopt`](crate::aio::AsyncCompletionQueue::adopt).
 pub struct AsyncQueuePair<S: Locking = Shared> {
     inner: Arc<Inner<S>>,
 }
@@ -278,8 +276,6 @@ impl<S: Locking> Drop for SharedInner<S> {
 /// Made by [`AsyncCompletionQueue::adopt_srq`](super::AsyncCompletionQueue::adopt_srq). Clones are handles of the same
 /// queue, for any number of tasks, and for any number of threads unless it is [`Exclusive`](crate::Exclusive).
 /// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
-///
-/// Example: [`AsyncCompletionQueue::adopt_srq`](crate::aio::AsyncCompletionQueue::adopt_srq).
 pub struct AsyncSharedReceiveQueue<S: Locking = Shared> {
     inner: Arc<SharedInner<S>>,
 }
@@ -323,8 +319,6 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     }
 
     /// The number by which senders name the queue, if it is of an XRC domain. `None` in a forked child.
-    ///
-    /// Example: [`AsyncCompletionQueue::adopt_srq`](super::AsyncCompletionQueue::adopt_srq).
     pub fn number(&self) -> Option<SrqNumber> {
         self.inner.srq.lock()?.queue().number()
     }

@@ -33,8 +33,6 @@ use uverbs_host::HostSystem;
 /// A file that is registered with the event loop of the current runtime.
 ///
 /// A forked child that drops it leaves the registration to the parent's event loop.
-///
-/// Example: [`Events`].
 #[derive(Debug)]
 pub struct Registered(OwnedHere<AsyncFd<OwnedFd>>);
 

@@ -46,8 +46,6 @@ use uverbs_uapi::rdma_user_cm as uapi;
 /// let resolving = from.resolve_addr("10.0.0.2:7471".parse()?, Duration::from_secs(2))?;
 /// # drop(resolving); Ok(()) }
 /// ```
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct BoundId {
     pub(super) id: Arc<IdInner>,

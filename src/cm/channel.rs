@@ -58,8 +58,6 @@ pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// A channel belongs to the process that opened it, and to the credentials of that moment: the kernel
 /// takes no commands after a change of user, group or capabilities (`EACCES`), nor does this library
 /// in a forked child, where the ids stay the parent's.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[doc(alias("rdma_event_channel", "rdma_destroy_event_channel"))]
 #[derive(Clone, Debug)]
 pub struct EventChannel {

@@ -60,8 +60,6 @@ impl Drop for Link {
 /// An id that sent a connect request and waits for the peer's answer.
 ///
 /// Dropping it cancels the request; the queue pair stays in `INIT`.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct Connecting {
     id: Arc<IdInner>,
@@ -169,8 +167,6 @@ fn check_answer(verb: &'static str, offered: Option<Ece>, answer: Option<Ece>) -
 /// let connection = accepting.wait(None)?.done()?;
 /// # drop(connection); Ok(()) }
 /// ```
-///
-/// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct Accepting {
     link: Link,

@@ -450,8 +450,6 @@ impl Connector {
 }
 
 /// Builds a [`Listener`], or an [`AsyncListener`](crate::aio::cm::AsyncEventChannel::listen).
-///
-/// Example: [`Listener`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ListenerBuilder {
@@ -585,8 +583,6 @@ impl Listener {
 
     /// Starts to build a listener on the GID of a port and a service there, on InfiniBand. The id is in the port space
     /// [`IB`](PortSpace::IB), where services of the other spaces are, too; with port number 0 the kernel chooses one.
-    ///
-    /// Example: [`Connector::to_ib`].
     #[doc(alias = "AF_IB")]
     pub fn builder_ib(address: IbAddress) -> ListenerBuilder {
         ListenerBuilder::on(vec![Target::Ib(address)])
@@ -609,8 +605,6 @@ impl Listener {
     /// The GID and the service that the listener listens on; see
     /// [`ListeningId::local_ib_addr`](super::ListeningId::local_ib_addr).
     ///
-    /// Example: [`Connector::to_ib`].
-    ///
     /// # Errors
     ///
     /// `ENXIO` if the device is gone.
@@ -620,8 +614,6 @@ impl Listener {
 
     /// How many connect requests were rejected because as many others as the backlog waited; see
     /// [`BoundId::listen`](super::BoundId::listen).
-    ///
-    /// Example: [`Connector::to_ib`].
     pub fn overflows(&self) -> u64 {
         self.id.overflows()
     }

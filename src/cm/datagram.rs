@@ -99,8 +99,6 @@ fn failure(id: &IdInner, event: &Event) -> ConnectError {
 ///
 /// An [`AddressHandle`](crate::AddressHandle) of [`address`](Self::address), the number and the Q_Key make a
 /// [`Destination`](crate::Destination). Nobody learns when the peer is gone.
-///
-/// Example: [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect_datagrams).
 #[derive(Clone, Debug)]
 pub struct DatagramPeer {
     address: AddressVector,

@@ -158,8 +158,6 @@ fn advice(kind: Type, errno: Errno) -> &'static str {
 
 open_enum! {
     /// Why a connection was rejected, by the peer's program or by a connection manager on the way.
-    ///
-    /// Example: [`Connector`](crate::cm::Connector).
     #[doc(alias = "ib_cm_rej_reason")]
     pub struct RejectReason(u32) {
         NO_QP = rej::IB_CM_REJ_NO_QP.0, "no queue pair is left";
@@ -213,8 +211,6 @@ open_enum! {
 }
 
 /// A peer's rejection of a connect request.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rejection {
     status: i32,
@@ -263,8 +259,6 @@ impl fmt::Display for Rejection {
 }
 
 /// Why a connection failed.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Clone)]
 pub struct ConnectError {
     error: Error,

@@ -190,8 +190,6 @@ impl Connection {
 /// A path through the subnet, as a subnet administrator describes it. On RoCE the kernel makes one of the IP addresses.
 ///
 /// [`IbPath::default`] is a reversible path in the default partition with an MTU of 2048 bytes, between no ports yet.
-///
-/// Example: [`IbAddress`].
 #[doc(alias = "ib_path_record")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IbPath {
@@ -369,8 +367,6 @@ pub enum IbService<'a> {
 }
 
 /// What a subnet administrator knows of a service.
-///
-/// Example: [`IbService`].
 #[doc(alias = "ib_user_service_rec")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -553,8 +549,6 @@ impl Id {
     /// Any error destroys the id. `EINVAL` for a service id of another port space, `ENODEV` if no InfiniBand port has
     /// the GID, `EADDRINUSE` if another id has the port number, `EACCES` for a port number below 1024
     /// without `CAP_NET_BIND_SERVICE`.
-    ///
-    /// Example: [`IbAddress`].
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_ib(self, address: IbAddress) -> Result<BoundId> {
         const VERB: &str = "bind_addr";
@@ -708,8 +702,6 @@ impl RouteResolved {
 }
 
 /// An id that asks the subnet administrator where a service is.
-///
-/// Example: [`IbService`].
 #[derive(Debug)]
 pub struct ResolvingIbService {
     id: Arc<IdInner>,
@@ -751,8 +743,6 @@ impl Step for ResolvingIbService {
 }
 
 /// An id that knows where a service is.
-///
-/// Example: [`IbService`].
 #[derive(Debug)]
 pub struct IbServiceResolved {
     id: Arc<IdInner>,

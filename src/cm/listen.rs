@@ -28,8 +28,6 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 ///
 /// Dropping it ends the listener. The kernel rejects the requests that nobody took; accepted connections
 /// stay.
-///
-/// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct ListeningId {
     pub(super) id: Arc<IdInner>,
@@ -118,8 +116,6 @@ impl Step for &ListeningId {
 /// let connection = request.accept(qp, &param)?.wait(None)?.done()?;
 /// # drop(connection); Ok(()) }
 /// ```
-///
-/// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct ConnectRequest {
     pub(super) id: Arc<IdInner>,

@@ -24,8 +24,6 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 const ENOTSUPP: i32 = 524;
 
 /// What a member of a multicast group takes part in.
-///
-/// Example: [`JoiningMulticast`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MulticastRole {

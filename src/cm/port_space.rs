@@ -9,8 +9,6 @@ open_enum! {
     /// The port space of an id. The same port may be in use in each space, and both sides are in the same one. The
     /// space decides the type of the queue pair: RC in `TCP`, UD in `UDP` and `IPOIB`; in `IB` the id has a type of
     /// its own.
-    ///
-    /// Example: [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect_datagrams).
     #[doc(alias = "rdma_port_space")]
     pub struct PortSpace(u16) {
         /// Reliable connections.

@@ -20,8 +20,6 @@ use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
 /// An id whose address is being resolved.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct ResolvingAddr {
     pub(super) id: Arc<IdInner>,
@@ -59,8 +57,6 @@ impl Step for ResolvingAddr {
 }
 
 /// An id whose address is resolved: its device is known.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct AddrResolved {
     pub(super) id: Arc<IdInner>,

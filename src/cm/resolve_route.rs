@@ -22,8 +22,6 @@ use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
 /// An id whose route is being resolved.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct ResolvingRoute {
     pub(super) id: Arc<IdInner>,
@@ -60,8 +58,6 @@ impl Step for ResolvingRoute {
 }
 
 /// An id whose route is resolved: it can connect.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct RouteResolved {
     pub(super) id: Arc<IdInner>,

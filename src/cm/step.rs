@@ -30,8 +30,6 @@ pub(crate) trait Step: Sized {
 }
 
 /// The result of a wait: the id as it was, or in its next state.
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 #[must_use]
 pub enum Progress<P, D> {

@@ -40,8 +40,6 @@ use zerocopy::IntoBytes;
 /// let connection = connecting.wait(None)?.done()?;
 /// # drop(connection); Ok(()) }
 /// ```
-///
-/// Example: [`Connector`](crate::cm::Connector).
 #[doc(alias("rdma_cm_id", "rdma_destroy_id"))]
 #[derive(Debug)]
 pub struct Id {

@@ -27,8 +27,6 @@ const MODULES: [&str; 9] =
     ["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm", "rdma_rxe", "siw", "efa", "erdma", "hfi1"];
 
 /// A PCI function that could be an RDMA device and is none, because a module is not loaded.
-///
-/// Example: [`Device`](crate::Device).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IdleFunction {
@@ -43,8 +41,6 @@ pub struct IdleFunction {
 }
 
 /// Why no RDMA device is listed, returned by [`absence()`]. Displays as sentences, each with what to do.
-///
-/// Example: [`Device`](crate::Device).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Absence {

@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 const UDEV_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The number of a character device.
-///
-/// Example: [`Device`](crate::Device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
     /// The driver's half.

@@ -7,8 +7,6 @@ use uverbs_uapi::device::rdma_driver_id;
 
 /// The kernel driver of a device: `enum rdma_driver_id`. A number unknown to this library stays a
 /// value.
-///
-/// Example: [`Device`](crate::Device).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverId(u32);
 
@@ -112,8 +110,6 @@ impl fmt::Debug for DriverId {
 }
 
 /// Vendor and device of a PCI function.
-///
-/// Example: [`Device`](crate::Device).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PciId {
     /// Vendor, for example 0x15b3.

@@ -81,8 +81,6 @@ impl fmt::Debug for NodeType {
 
 /// The transport that a device speaks, as `struct ibv_device` has it. RoCE counts as InfiniBand;
 /// [`Protocol`](super::Protocol) tells them apart.
-///
-/// Example: [`Device`](crate::Device).
 #[doc(alias = "ibv_transport_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -3,8 +3,6 @@
 use std::fmt;
 
 /// The wire protocol of a device, judged by its first port.
-///
-/// Example: [`Device`](crate::Device).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {

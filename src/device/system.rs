@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const COPY_ON_FORK: (u32, u32) = (5, 12);
 
 /// Settings of the running kernel's RDMA subsystem.
-///
-/// Example: [`Device`](crate::Device).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct System {

@@ -16,8 +16,6 @@ use zerocopy::FromZeros;
 
 open_enum! {
     /// The kind of an asynchronous event.
-    ///
-    /// Example: [`AsyncEvent`](crate::AsyncEvent).
     #[doc(alias = "ibv_event_type")]
     #[doc(alias = "ibv_event_type_str")]
     pub struct EventType(u32) {
@@ -88,8 +86,6 @@ open_enum! {
 }
 
 /// The device, port or object that an event is about.
-///
-/// Example: [`AsyncEvent`](crate::AsyncEvent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventSource {

@@ -10,8 +10,6 @@ use uverbs_uapi::flow::ib_flow_spec_type as kind;
 use zerocopy::IntoBytes;
 
 /// A match of one header, or an action.
-///
-/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -104,8 +102,6 @@ macro_rules! exactly {
 }
 
 /// An Ethernet header; see [`FlowSpec::Eth`].
-///
-/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_eth")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
@@ -173,8 +169,6 @@ impl FlowEth {
 }
 
 /// An IPv4 header; see [`FlowSpec::Ipv4`].
-///
-/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_ipv4")]
 #[doc(alias = "ibv_flow_spec_ipv4_ext")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -246,8 +240,6 @@ impl FlowIpv4 {
 }
 
 /// An IPv6 header; see [`FlowSpec::Ipv6`].
-///
-/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_ipv6")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
@@ -326,8 +318,6 @@ impl FlowIpv6 {
 }
 
 /// Ports of TCP or UDP; see [`FlowSpec::Tcp`] and [`FlowSpec::Udp`].
-///
-/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_tcp_udp")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]

@@ -28,8 +28,6 @@ use uverbs_uapi::device::rdma_driver_id;
 
 /// What a buffer is for: the kernel's driver id in the upper 32 bits, the driver's own code in the
 /// lower, as `ibv_alloc_parent_domain` passes it.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceType(pub u64);
 
@@ -95,8 +93,6 @@ impl fmt::Display for ResourceType {
 }
 
 /// The parent domain on whose behalf an allocator is asked: a view that cannot be kept.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 pub struct DomainView<'a> {
     pub(crate) domain: &'a dyn AllocatorDomain,
     pub(crate) pd_context: u64,
@@ -131,8 +127,6 @@ impl fmt::Debug for DomainView<'_> {
 }
 
 /// What an allocator returns.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// Memory of the size and alignment that was asked for.
@@ -176,8 +170,6 @@ pub enum Allocation {
 /// device goes by the dma-buf, and would otherwise write what is not the queue's. If a child inherits a
 /// [`Completions`](crate::Completions) and asks it for the next completion, it finds the parent's completions in shared
 /// memory, and dies of a signal with `MADV_DONTFORK`. Every other call fails because the process is a fork.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {

@@ -17,8 +17,6 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 /// A dma-buf that queue memory is a part of.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct DmaBufPart {
     /// The dma-buf; a duplicate will do.

@@ -63,8 +63,6 @@ use zerocopy::{FromBytes, IntoBytes};
 /// let Pages(pages) = region.destroy()?;
 /// # let _ = (second_page, pages); Ok(()) }
 /// ```
-///
-/// Example: [`MemoryRegion`](crate::MemoryRegion).
 pub unsafe trait StableBytes: Send + 'static {
     /// What the memory consists of. Peers write it, so any bytes must be a valid value.
     type Item: FromBytes + IntoBytes;
@@ -111,20 +109,14 @@ unsafe impl StableBytes for MmapMut {
 }
 
 /// Memory that somebody else owns, named by its address.
-///
-/// Example: [`MrBuilder`](crate::MrBuilder).
 #[derive(Debug)]
 pub struct RawRange(());
 
 /// Memory that the program owns and accesses by itself: the region has keys for it and no access.
-///
-/// Example: [`MrBuilder::register_unowned`](crate::MrBuilder::register_unowned).
 #[derive(Debug)]
 pub struct Unowned(());
 
 /// Memory that was borrowed for as long as the region lives.
-///
-/// Example: [`MrBuilder`](crate::MrBuilder).
 #[derive(Debug)]
 pub struct Borrowed<'a>(PhantomData<&'a mut [u8]>);
 
@@ -133,20 +125,14 @@ pub struct Borrowed<'a>(PhantomData<&'a mut [u8]>);
 pub(crate) struct Pledged(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 /// Memory behind a dma-buf, a device's for one: this process has no address for it.
-///
-/// Example: [`MrBuilder`](crate::MrBuilder).
 #[derive(Debug)]
 pub struct DmaBuf(());
 
 /// The whole address space of this process, faulted in on demand.
-///
-/// Example: [`MrBuilder`](crate::MrBuilder).
 #[derive(Debug)]
 pub struct AddressSpace(());
 
 /// Memory of another process: this one can name it in requests and cannot touch it.
-///
-/// Example: [`Context::share`](crate::Context::share).
 #[derive(Debug)]
 pub struct Foreign(());
 

@@ -11,8 +11,6 @@ use crate::memory::mmio_page::{MmioPage, Word};
 ///
 /// The page stays mapped as long as this exists, even if its UAR or VAR is gone: the kernel gives the page
 /// to no other object before it is unmapped. After the device was removed, stores have no effect.
-///
-/// Example: [`Var`](crate::mlx5::Var).
 #[derive(Debug)]
 pub struct DoorbellPage {
     page: MmioPage,

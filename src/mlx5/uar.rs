@@ -23,8 +23,6 @@ impl Class {
 }
 
 /// How a UAR is mapped.
-///
-/// Example: [`Var`](crate::mlx5::Var).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UarKind {
     /// Stores are combined, so that whole WQEs can be copied into its BlueFlame registers.

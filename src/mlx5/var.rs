@@ -27,8 +27,6 @@ impl Class {
 }
 
 /// The kind of device that a VAR's doorbells ring.
-///
-/// Example: [`Var`](crate::mlx5::Var).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VarKind {
     /// A virtio device that hardware emulates.

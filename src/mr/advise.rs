@@ -26,8 +26,6 @@ const MAX_RANGES: usize = u16::MAX as usize / size_of::<ib_uverbs_sge>();
 
 open_enum! {
     /// How pages are prefetched.
-    ///
-    /// Example: [`MrBuilder`](crate::MrBuilder).
     #[doc(alias = "ib_uverbs_advise_mr_advice")]
     pub struct Advice(u32) {
         /// Faults the pages in for reading.
@@ -44,8 +42,6 @@ open_enum! {
 ///
 /// It borrows the region: rxe of Linux 7 looks up any key that it is given here, and takes a pinned
 /// region for a paged one.
-///
-/// Example: [`MrBuilder`](crate::MrBuilder).
 #[derive(Clone, Copy, Debug)]
 pub struct OnDemandRange<'r> {
     sge: ib_uverbs_sge,

@@ -23,8 +23,6 @@ const VERB: &str = "reg_dm_mr";
 
 /// [Memory on the device](DeviceMemory), which is not freed while a region of it lives. It is read and
 /// written by the methods of [`DeviceMemory`].
-///
-/// Example: [`DeviceMemory`](crate::DeviceMemory).
 #[derive(Debug)]
 pub struct OnDevice {
     _memory: Arc<DmInner>,

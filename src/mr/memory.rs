@@ -12,8 +12,6 @@ mod sealed {
 }
 
 /// Memory that the region itself reads and writes: it has an address in this process and no other user.
-///
-/// Example: [`MemoryRegion`](crate::MemoryRegion).
 pub trait HostMemory: sealed::Sealed {}
 
 impl<M: StableBytes> sealed::Sealed for M {}

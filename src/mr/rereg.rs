@@ -17,8 +17,6 @@ use zerocopy::FromZeros;
 const VERB: &str = "rereg_mr";
 
 /// A change of a region; see [`MemoryRegion::rereg`].
-///
-/// Example: [`MemoryRegion`](crate::MemoryRegion).
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Rereg {

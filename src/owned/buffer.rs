@@ -233,8 +233,6 @@ impl BufferPool {
 }
 
 /// Why a pool gave no buffer.
-///
-/// Example: [`BufferPool::copy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BufferError {
@@ -419,8 +417,6 @@ impl fmt::Debug for Buffer {
 ///
 /// Made by [`Buffer::share`]. Cloning and slicing copy no bytes. The buffer goes back to the pool when its
 /// last holder is dropped.
-///
-/// Example: [`BufferPool`](crate::owned::BufferPool).
 pub struct SharedBuffer {
     whole: SharedSlabBuffer<PoolRegion, PoolKey>,
     offset: u32,

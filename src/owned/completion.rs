@@ -12,8 +12,6 @@ use std::fmt;
 /// A request that is over, with the memory that it worked on.
 ///
 /// From [`OwnedCompletionQueue::poll`](super::OwnedCompletionQueue::poll).
-///
-/// Example: [`OwnedCompletionQueue::poll`](crate::owned::OwnedCompletionQueue::poll).
 #[derive(Debug)]
 #[must_use = "it holds the memory of the request"]
 pub struct OwnedCompletion<T> {
@@ -199,8 +197,6 @@ impl<T: fmt::Debug> fmt::Debug for VisitedCompletion<'_, T> {
 ///     }
 /// }
 /// ```
-///
-/// Example: [`OwnedCompletionQueue::poll`](crate::owned::OwnedCompletionQueue::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {

@@ -30,8 +30,6 @@ const VERB: &str = "adopt";
 /// queue pairs need, it does so less often.
 ///
 /// Polling takes `&mut self`; the value moves between threads. See [`owned`](super#) for an example.
-///
-/// Example: [`OwnedCompletionQueue::poll`](crate::owned::OwnedCompletionQueue::poll).
 pub struct OwnedCompletionQueue<T> {
     pub(super) cq: CompletionQueue,
     qps: QpMap<T>,
@@ -614,8 +612,6 @@ fn visit_other<T>(
 }
 
 /// The requests that one poll found to be over; see [`OwnedCompletionQueue::poll`].
-///
-/// Example: [`OwnedCompletionQueue::poll`](crate::owned::OwnedCompletionQueue::poll).
 pub struct OwnedCompletions<'q, T> {
     completions: Completions<'q>,
     qps: &'q QpMap<T>,

@@ -200,8 +200,6 @@ pub(super) use sealed::{Append, HasSge, LendInSlot};
 /// let pages: Vec<SharedBuffer> = spare.into_iter().filter_map(Lend::back).collect();
 /// # drop(pages); Ok(()) }
 /// ```
-///
-/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub trait Lend: LendInSlot + Send + 'static {
     /// The memory as a completion gives it back.
     fn into_memory(self) -> Memory;
@@ -218,8 +216,6 @@ pub trait Lend: LendInSlot + Send + 'static {
 }
 
 /// Memory that a device may write: everything that can be lent and has no other readers.
-///
-/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub trait LendMut: Lend {}
 
 /// A request that was not posted, with the memory that was to be lent to it.
@@ -408,8 +404,6 @@ impl<T> BatchLender<'_, T> {
 }
 
 /// A free slot of the loan table, for a request; named by the sealed trait, and so by no program.
-///
-/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub struct RequestSlot<'d, T>(pub(super) FreeSlot<'d, Lent<T>>);
 
 /// The [`Sge`] of the memory.

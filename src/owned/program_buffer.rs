@@ -114,8 +114,6 @@ pub unsafe trait RegisteredBuffer: Any + Send + Sync {
 }
 
 /// A [`RegisteredBuffer`] whose type is known to the program only.
-///
-/// Example: [`RegisteredBuffer`](crate::owned::RegisteredBuffer).
 pub struct ProgramBuffer {
     value: InlineAny,
     /// The methods of the value's type.

@@ -52,8 +52,6 @@ use std::sync::Arc;
 /// qp.close(cq)?;
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub struct OwnedQueuePair<T, S: Sharing = Shared> {
     pub(super) qp: QueuePair<S>,
     pub(super) adopted: Arc<AdoptedQp<T>>,
@@ -252,8 +250,6 @@ impl<T, S: Sharing> fmt::Debug for OwnedQueuePair<T, S> {
 /// }
 /// # Ok(written) }
 /// ```
-///
-/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub struct OwnedSendBatch<'q, T, S: Sharing = Shared> {
     /// Dropped first: it takes everything back.
     pub(super) lender: BatchLender<'q, T>,
@@ -557,8 +553,6 @@ pub(super) fn append<S: Sharing>(
 /// }
 /// # Ok(posted) }
 /// ```
-///
-/// Example: [`OwnedSharedReceiveQueue`](crate::owned::OwnedSharedReceiveQueue).
 pub struct OwnedRecvBatch<'q, T> {
     /// Dropped first: it takes everything back.
     pub(super) lender: BatchLender<'q, T>,

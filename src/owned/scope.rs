@@ -67,8 +67,6 @@ const FLUSH_TIMEOUT: Duration =
 /// be lent again in this scope; what they borrow is the program's again when the scope ends. So that a full queue does
 /// not cost memory, ask [`send_room`](OwnedQueuePair::send_room) and [`recv_room`](OwnedQueuePair::recv_room) before the
 /// scope, and post no more requests than that: each [`wait`](Self::wait) that returns makes room for one more.
-///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     qp: &'s mut OwnedQueuePair<T, S>,
     cq: &'s mut OwnedCompletionQueue<T>,
@@ -103,8 +101,6 @@ impl<T> Drop for Left<T> {
 }
 
 /// How a scope made sure that its requests were over.
-///
-/// Example: [`ScopeError`](crate::owned::ScopeError).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// All completed.
@@ -187,8 +183,6 @@ impl<R> From<ScopeError<R>> for Error {
 }
 
 /// A request of a scope, with the memory that it works on; see [`Scope::wait`].
-///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Debug)]
 #[must_use = "the memory is lent until the request is waited for, or the scope ends"]
 pub struct Pending<M> {
@@ -203,8 +197,6 @@ pub struct Pending<M> {
 ///
 /// `&mut Buffer`; `&Buffer` and `&SharedBuffer`, which the device only reads; a [`RegionRef`]; a
 /// [`ScopedRegion`] of any other memory; and `()` for a request without data or with inline data.
-///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub trait LendScoped<'s, 'env>: HasSge + sealed::Sealed {
     /// Whether the device may write the memory.
     ///
@@ -308,8 +300,6 @@ impl LendScoped<'_, '_> for () {
 /// })??;
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Clone, Copy, Debug)]
 pub struct RegionRef<'env> {
     sge: RegionSge,
@@ -345,8 +335,6 @@ impl<'env> LendScoped<'_, 'env> for RegionRef<'env> {
 
 /// Borrowed memory that a scope registered; see [`Scope::register`]. It cannot leave the scope, which
 /// deregisters the memory when it ends: the key may be another region's afterwards.
-///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Debug)]
 pub struct ScopedRegion<'s> {
     /// The scope holds the region, and this cannot leave the scope.

@@ -20,8 +20,6 @@ use std::net::IpAddr;
 /// println!("index {}, since {}", chosen.entry.index, chosen.reason);
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GidFilter {
     interface: Option<u32>,
@@ -55,8 +53,6 @@ impl GidFilter {
 }
 
 /// The GID that [`Context::choose_gid`] chose, and why.
-///
-/// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChosenGid {

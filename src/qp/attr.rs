@@ -12,8 +12,6 @@ use uverbs_uapi::qp::{ib_mig_state, ib_qp_attr_mask as Mask, ib_uverbs_modify_qp
 
 open_enum! {
     /// Where automatic path migration stands.
-    ///
-    /// Example: [`QpAttr`](crate::QpAttr).
     #[doc(alias = "ibv_mig_state")]
     pub struct PathMigState(u8) {
         /// The queue pair uses the alternate path, or has none.

@@ -34,8 +34,6 @@ use std::fmt;
 /// qp.modify(&QpAttr::new().state(QpState::ERR))?;
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`Handshake`](crate::Handshake).
 pub struct QpControl {
     pub(crate) qp: QpHandle,
 }

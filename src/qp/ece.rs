@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// A queue pair of mlx5 tells the options of its device ([`query_ece`](crate::QpControl::query_ece)), and takes those
 /// that both devices have ([`set_ece`](crate::QpControl::set_ece)). The messages of the
 /// [connection manager](crate::cm) carry them.
-///
-/// Example: [`ConnectParam`](crate::cm::ConnectParam).
 #[doc(alias("ibv_ece", "rdma_ucm_ece"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ece {

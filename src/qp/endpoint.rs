@@ -24,8 +24,6 @@ const RD_ATOMIC: u32 = 16;
 const QKEY: Qkey = Qkey(0x1111_1111);
 
 /// What a peer has to know of a queue pair to connect to it.
-///
-/// Example: [`Handshake`](crate::Handshake).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Endpoint {

@@ -15,8 +15,6 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_QUERY_QP;
 /// The attributes of a queue pair, returned by [`query`](crate::QpControl::query).
 ///
 /// An attribute that no transition has set yet reads as whatever the driver left there, mostly 0.
-///
-/// Example: [`QpAttr`](crate::QpAttr).
 #[doc(alias = "ibv_qp_attr")]
 #[doc(alias = "ibv_qp_init_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -35,8 +35,6 @@ use std::num::NonZeroU8;
 ///     }
 /// }
 /// ```
-///
-/// Example: [`RecvWr`](crate::RecvWr).
 #[derive(Debug)]
 pub struct RecvQueue {
     pub(super) qp: QpHandle,
@@ -111,8 +109,6 @@ fn first_state(qp_type: QpType) -> QpState {
 /// }
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`RecvWr`](crate::RecvWr).
 #[derive(Debug)]
 pub struct RecvBatch<'q> {
     ring: RecvRingMut<'q>,

@@ -38,8 +38,6 @@ use std::marker::PhantomData;
 /// });
 /// # drop((recv, control, sender)); }
 /// ```
-///
-/// Example: [`SendWr`](crate::SendWr).
 #[derive(Debug)]
 pub struct SendQueue<S: Sharing = Shared> {
     pub(super) context: SendContext,
@@ -153,8 +151,6 @@ impl SendContext {
 /// }
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`CompletionQueue`](crate::CompletionQueue).
 #[doc(alias = "ibv_wr_abort")]
 #[derive(Debug)]
 pub struct SendBatch<'q, S: Sharing = Shared> {

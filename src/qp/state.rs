@@ -8,8 +8,6 @@ use uverbs_uapi::qp::ib_uverbs_qp_type as raw;
 
 open_enum! {
     /// Transport service of a queue pair.
-    ///
-    /// Example: [`ProtectionDomain::qp_builder`](crate::ProtectionDomain::qp_builder).
     #[doc(alias = "ibv_qp_type")]
     pub struct QpType(u32) {
         /// Reliable connection.
@@ -36,8 +34,6 @@ open_enum! {
 
 open_enum! {
     /// State of a queue pair.
-    ///
-    /// Example: [`QpAttr`](crate::QpAttr).
     #[doc(alias = "ibv_qp_state")]
     pub struct QpState(u8) {
         /// Just made; takes no requests.

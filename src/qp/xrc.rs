@@ -31,8 +31,6 @@ use zerocopy::FromZeros;
 /// A target belongs to its domain rather than to the process that made it. Other processes that have
 /// the domain open may [open](XrcDomain::open_target) it, and it lives until the last of them drops
 /// it.
-///
-/// Example: [`Context::xrcd_builder`](crate::Context::xrcd_builder).
 #[doc(alias = "IBV_QPT_XRC_RECV")]
 pub struct XrcTarget {
     control: QpControl,

@@ -57,8 +57,6 @@ const _: () = assert!(size_of::<EnvelopeBytes>() == Envelope::SIZE);
 /// refused when they are read, without asking the kernel. Bytes that were forged with a right checksum are
 /// accepted then; the import compares their facts with those of the kernel. Where the kernel has too few,
 /// as for [VARs](crate::mlx5::Var::import), importing is `unsafe`.
-///
-/// Example: [`Context::share`](crate::Context::share).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Envelope {
     kind: ObjectKind,

@@ -58,8 +58,6 @@ use std::sync::Arc;
 /// }
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`Context::share`](crate::Context::share).
 pub struct ForeignObject {
     file: Arc<File>,
     class: Class,

@@ -30,8 +30,6 @@ pub(crate) mod sealed {
 
 /// Implemented by the types that can be imported: protection domains, memory regions, device memory, and
 /// VARs of mlx5.
-///
-/// Example: [`Context::share`](crate::Context::share).
 pub trait Importable: sealed::Sealed {}
 
 impl<T: sealed::Sealed> Importable for T {}
@@ -93,8 +91,6 @@ impl<T: sealed::Sealed> Importable for T {}
 /// pd.unimport()?;
 /// # Ok(()) }
 /// ```
-///
-/// Example: [`Context::share`](crate::Context::share).
 ///
 /// [`ProtectionDomain::release`]: crate::ProtectionDomain::release
 /// [`MemoryRegion::release`]: crate::MemoryRegion::release

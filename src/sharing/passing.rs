@@ -15,8 +15,6 @@ pub const MAX_FILES: usize = 16;
 const ROOM: usize = rustix::cmsg_space!(ScmRights(MAX_FILES));
 
 /// What [`receive_files`] received.
-///
-/// Example: [`Context::share`](crate::Context::share).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReceivedFiles {

@@ -34,8 +34,6 @@ struct RdmaCore {
 }
 
 /// The lengths of exported VARs in bytes.
-///
-/// Example: [`Var`](crate::mlx5::Var).
 #[doc(alias = "mlx5dv_export_sizes")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

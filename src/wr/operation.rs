@@ -19,8 +19,6 @@ bitflags::bitflags! {
 
 open_enum! {
     /// What a flush covers.
-    ///
-    /// Example: [`SendWr`](crate::SendWr).
     pub struct FlushLevel(u8) {
         /// The range that is named.
         RANGE = ib_selectivity_level::IB_FLUSH_RANGE.0, "range";
@@ -30,8 +28,6 @@ open_enum! {
 }
 
 /// How a memory window is bound; see [`MemoryWindow`](crate::MemoryWindow), which makes one.
-///
-/// Example: [`MemoryWindow`](crate::MemoryWindow).
 #[derive(Clone, Copy, Debug)]
 pub struct WindowBinding {
     /// The queue pair that it was prepared for, where it matters.
@@ -45,8 +41,6 @@ pub struct WindowBinding {
 }
 
 /// What a [masked compare and swap](crate::SendWr::masked_compare_swap) compares and stores.
-///
-/// Example: [`SendWr`](crate::SendWr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct MaskedSwap {
     /// What the bits of `compare_mask` must be.

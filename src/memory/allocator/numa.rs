@@ -20,8 +20,6 @@ const WORD: usize = usize::BITS as usize;
 /// `ENOMEM` if a limit on the process's memory stands in the way or the node does not exist. Should
 /// the node itself have none left, the kernel frees some by ending a process before it refuses, as it
 /// does for all memory that is bound to a node.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct NumaNode {
     lent: LentMappings,

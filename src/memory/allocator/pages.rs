@@ -10,8 +10,6 @@ use std::ptr::NonNull;
 ///
 /// This is how the library allocates by itself, as an allocator: to count what a program's queues
 /// take, or as a part of one that decides buffer by buffer.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug, Default)]
 pub struct Pages {
     lent: LentMappings,

@@ -23,8 +23,6 @@ use std::ptr::NonNull;
 /// write nor shorten it (`F_SEAL_FUTURE_WRITE`, Linux 5.1). Kernels before 6.13, unless they have its fix,
 /// make a writable dma-buf of such a file for a process that may open `/dev/udmabuf`: do not give the file to
 /// such a process there.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     lent: LentMappings,
@@ -43,8 +41,6 @@ struct Lending {
 }
 
 /// The file that a buffer of a [`SharedMemory`] is in.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct QueueFile {
     /// What it is for.

@@ -1,16 +1,17 @@
-//! Every public method and function is called by an example, or has a line that begins with `Example:` and links to
-//! one.
+//! An example calls every public method and function of the library, except those that only read a value (`&self`, no
+//! arguments, no error) and the setters of builders and attributes (`self` in, `Self` out).
 //!
-//! Examples are the code in the library's documentation and README, the programs in `examples/`, and the command
-//! line. Which methods there are says `ci/api`. A call is found by its name: where several types, or those of the
-//! standard library, have a method of the same name, the code has to belong to the type as well. It then stands in
-//! the documentation of the type, or where the type's `Example:` links to, or it names the type or one that
-//! dereferences to it.
+//! Examples are the code in the library's documentation and README, the programs in `examples/` and `tests/testing`,
+//! and the command line. `ci/api` lists the methods. A call is found by its name. Where several types, or those of the
+//! standard library, have a method of that name, the code has to belong to the type as well: it stands in the type's
+//! documentation, names the type or one that dereferences to it, or calls a method whose signature names the type.
 
-use super::{INTERNAL, sources};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Files whose types no program names: their modules are private, or hidden.
+const INTERNAL: [&str; 4] = ["sync/lock.rs", "bench", "litmus.rs", "scripted"];
 
 /// Names of methods of the standard library's types, and of futures, that programs call as well.
 const COMMON: [&str; 32] = [
@@ -53,6 +54,8 @@ const OF_ENUMS: &str = "description(self) -> Option<&'static str>";
 struct Function<'a> {
     owner: &'a str,
     name: &'a str,
+    /// The arguments and the type of the answer.
+    signature: &'a str,
 }
 
 /// Code that shows how something is used.
@@ -62,13 +65,11 @@ struct Code {
     text: String,
 }
 
-/// The methods in the sources, and those that the documentation's examples call.
+/// The examples.
 #[derive(Default)]
 struct Shown {
     code: Vec<Code>,
-    /// The files that the lines `Example:` of a type's documentation name.
-    links: BTreeMap<String, BTreeSet<String>>,
-    /// Methods whose own documentation has code or such a line, by type.
+    /// Methods whose own documentation has code, by type.
     methods: BTreeSet<(String, String)>,
     /// Types that dereference to another, by that one: their values have its methods.
     derefs: BTreeMap<String, Vec<String>>,
@@ -83,7 +84,7 @@ fn word(text: &str) -> &str {
     text.split(|c| !is_word(c)).next().unwrap_or("")
 }
 
-/// The text without the parts in angle brackets.
+/// The text without what stands in angle brackets.
 fn without_generics(text: &str) -> String {
     let (mut depth, mut last, mut plain) = (0_u32, ' ', String::new());
     for c in text.chars() {
@@ -98,8 +99,9 @@ fn without_generics(text: &str) -> String {
     plain
 }
 
-/// The paths of the functions that a line of `ci/api` declares, `uverbs::Context::alloc_pd` for one.
-fn paths(api: &str) -> Vec<String> {
+/// The functions that `ci/api` declares: path and signature, `uverbs::Context::alloc_pd` and
+/// `(&self) -> uverbs::Result<…>` for one.
+fn declarations(api: &str) -> Vec<(String, &str)> {
     let functions = api.lines().filter(|line| !line.starts_with("impl"));
     let declared = functions.filter_map(|line| Some((line, line.split_once("fn ")?.1)));
     let declared = declared.filter(|(line, path)| {
@@ -107,20 +109,19 @@ fn paths(api: &str) -> Vec<String> {
         !line[..before].contains('(') && !path.contains(&format!("::{OF_ENUMS}"))
     });
     declared
-        .map(|(_, path)| without_generics(path))
-        .map(|path| path.split('(').next().unwrap_or("").trim().to_owned())
+        .map(|(_, path)| {
+            let plain = without_generics(path);
+            let name = plain.split('(').next().unwrap_or("").trim().to_owned();
+            (name, &path[path.find('(').unwrap_or(path.len())..])
+        })
         .collect()
 }
 
-fn functions(paths: &[String]) -> Vec<Function<'_>> {
-    let split = |path: &'_ String| -> Option<(usize, usize)> {
-        let name = path.rfind("::")?;
-        let owner = path[..name].rfind("::").map_or(0, |at| at + 2);
-        Some((owner, name))
-    };
-    let all = paths.iter().filter_map(|path| {
-        let (owner, name) = split(path)?;
-        Some(Function { owner: &path[owner..name], name: &path[name + 2..] })
+fn functions<'a>(declarations: &'a [(String, &'a str)]) -> Vec<Function<'a>> {
+    let all = declarations.iter().filter_map(|(path, signature)| {
+        let (owner, name) = path.rsplit_once("::")?;
+        let owner = owner.rsplit("::").next().unwrap_or(owner);
+        Some(Function { owner, name, signature })
     });
     let all: Vec<_> = all.collect();
     let flags: BTreeSet<_> =
@@ -129,7 +130,15 @@ fn functions(paths: &[String]) -> Vec<Function<'_>> {
     all.into_iter().filter(|f| !made(f)).collect()
 }
 
-/// The type whose methods follow the line: of an `impl`, or the trait that is declared.
+/// Whether the function only reads a value, or sets one of a builder.
+fn is_plain(function: &Function<'_>) -> bool {
+    let read = function.signature.strip_prefix("(&self) -> ");
+    let is_setter =
+        function.signature.starts_with("(self") && function.signature.ends_with("-> Self");
+    is_setter || read.is_some_and(|value| !value.contains("Result<"))
+}
+
+/// The type whose methods follow the line: what is implemented, or the trait that is declared.
 fn implemented(line: &str) -> Option<String> {
     let line = without_generics(line);
     let item = line.strip_prefix("unsafe ").unwrap_or(&line);
@@ -139,17 +148,19 @@ fn implemented(line: &str) -> Option<String> {
     Some(path.rsplit("::").next()?.to_owned())
 }
 
-/// The words of a line that stand for items or programs.
-fn linked(line: &str) -> impl Iterator<Item = &str> {
-    let words = line.split(|c| !is_word(c) && !"/:".contains(c));
-    words.flat_map(|path| [path.rsplit("::").next().unwrap_or(path), path])
+/// The name of the public type that the line declares.
+fn declared(line: &str) -> Option<&str> {
+    let item = line.trim_start().strip_prefix("pub ")?;
+    let item = item.strip_prefix("unsafe ").unwrap_or(item);
+    let keywords = ["struct ", "enum ", "trait "];
+    keywords.iter().find_map(|keyword| item.strip_prefix(keyword)).map(word)
 }
 
 impl Shown {
     /// Reads a source file, whose code in the module's documentation belongs to the `module`.
     fn read(&mut self, module: &str, text: &str) {
         let (mut owner, mut open) = (String::new(), None::<String>);
-        let (mut pending, mut links) = (Vec::new(), BTreeSet::new());
+        let mut pending = Vec::new();
         for line in text.lines() {
             let trimmed = line.trim_start();
             let doc = trimmed.strip_prefix("///").or_else(|| trimmed.strip_prefix("//!"));
@@ -164,12 +175,6 @@ impl Shown {
                     }
                     (None, true) => open = Some(String::new()),
                     (Some(code), false) => *code += &format!("{doc}\n"),
-                    (None, false) if doc.starts_with("Example: [") => {
-                        links.extend(linked(doc).map(str::to_owned));
-                    }
-                    (None, false) if doc.contains("examples/") => {
-                        links.extend(linked(doc).map(str::to_owned));
-                    }
                     (None, false) => {}
                 }
                 continue;
@@ -181,20 +186,18 @@ impl Shown {
             if !line.starts_with(' ') {
                 owner = implemented(line).unwrap_or_else(|| owner.clone());
             }
-            if let Some(kind) = super::declared(line) {
+            if let Some(kind) = declared(line) {
                 if line.contains("trait ") {
                     kind.clone_into(&mut owner);
                 }
                 self.code.extend(pending.drain(..).map(|text| Code { owner: kind.into(), text }));
-                self.links.entry(kind.to_owned()).or_default().append(&mut links);
             } else if let Some((_, name)) = trimmed.split_once("fn ") {
-                if !pending.is_empty() || !links.is_empty() {
+                if !pending.is_empty() {
                     self.methods.insert((owner.clone(), word(name).to_owned()));
                 }
                 self.code.extend(pending.drain(..).map(|text| Code { owner: owner.clone(), text }));
             }
             pending.clear();
-            links.clear();
         }
     }
 
@@ -208,22 +211,25 @@ impl Shown {
         }
     }
 
-    fn has(&self, function: &Function<'_>, is_ambiguous: bool) -> bool {
-        let Function { owner, name } = *function;
+    /// Whether code calls the function; if its name is ambiguous, `others` are the unambiguous functions.
+    fn has(&self, function: &Function<'_>, others: Option<&[&Function<'_>]>) -> bool {
+        let Function { owner, name, .. } = *function;
         let own = (owner.to_owned(), name.to_owned());
-        let links = self.links.get(owner);
+        let derefs = self.derefs.get(owner).into_iter().flatten().map(String::as_str);
+        let kinds: Vec<_> = derefs.chain([owner]).collect();
+        let of = |code: &Code| {
+            let Some(others) = others else { return true };
+            let named = |text: &str| kinds.iter().any(|kind| mentions(text, kind));
+            kinds.contains(&code.owner.as_str())
+                || named(&code.text)
+                || others.iter().any(|f| named(f.signature) && calls(&code.text, f.owner, f.name))
+        };
         self.methods.contains(&own)
-            || self.code.iter().filter(|code| calls(&code.text, owner, name)).any(|code| {
-                let of = |owner: &str| code.owner == owner || mentions(&code.text, owner);
-                !is_ambiguous
-                    || of(owner)
-                    || links.is_some_and(|links| links.contains(&code.owner))
-                    || self.derefs.get(owner).is_some_and(|all| all.iter().any(|other| of(other)))
-            })
+            || self.code.iter().any(|code| calls(&code.text, owner, name) && of(code))
     }
 }
 
-/// The texts before and behind each place where the name stands as a whole word.
+/// The places where the name stands as a whole word: what is before and behind it.
 fn uses<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let places = text.match_indices(name).map(move |(at, _)| text.split_at(at));
     let places = places.map(move |(before, rest)| (before, &rest[name.len()..]));
@@ -248,8 +254,8 @@ fn calls(text: &str, owner: &str, name: &str) -> bool {
 }
 
 /// `Type::method` of every public one that no example calls.
-fn not_called(paths: &[String], shown: &Shown) -> BTreeSet<String> {
-    let all = functions(paths);
+fn not_called(declarations: &[(String, &str)], shown: &Shown) -> BTreeSet<String> {
+    let all = functions(declarations);
     let mut owners: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     // Functions of modules are called without a dot.
     for function in all.iter().filter(|f| f.owner.starts_with(char::is_uppercase)) {
@@ -259,8 +265,10 @@ fn not_called(paths: &[String], shown: &Shown) -> BTreeSet<String> {
         let of_types = owners.get(f.name).map_or(0, BTreeSet::len);
         of_types > 1 || of_types == 1 && COMMON.contains(&f.name)
     };
-    let missing = all.iter().filter(|f| !shown.has(f, is_ambiguous(f)));
-    missing.map(|f| format!("{}::{}", f.owner, f.name)).collect()
+    let (ambiguous, plain): (Vec<_>, Vec<_>) = all.iter().partition(|f| is_ambiguous(f));
+    let missing = ambiguous.iter().filter(|f| !shown.has(f, Some(&plain)));
+    let missing = missing.chain(plain.iter().filter(|f| !shown.has(f, None)));
+    missing.filter(|f| !is_plain(f)).map(|f| format!("{}::{}", f.owner, f.name)).collect()
 }
 
 #[test]
@@ -278,55 +286,62 @@ fn calls_are_told_from_other_uses_of_a_name() {
 
 #[test]
 fn a_method_without_an_example_is_found() {
-    let api = "pub struct uverbs::A<T>\npub fn uverbs::A<T>::by_type(&self) -> B\npub fn uverbs::A<T>::its_own()\n\
-               pub const fn uverbs::A<T>::nowhere(&self, f: impl Fn(u8) -> u8)\npub fn uverbs::A<T>::len(&self)\n\
-               pub fn uverbs::B::len(&self)\npub fn uverbs::m::free(u8)\nimpl Fn for uverbs::A<T>\n";
+    let api = "pub struct uverbs::A<T>\npub fn uverbs::A<T>::by_type(&self) -> uverbs::B\n\
+               pub fn uverbs::A<T>::read_only(&self) -> u8\npub fn uverbs::A<T>::set(self, value: u8) -> Self\n\
+               pub fn uverbs::A<T>::fallible(&self) -> Result<u8>\n\
+               pub const fn uverbs::A<T>::nowhere(&self, f: impl Fn(u8) -> u8)\npub fn uverbs::A<T>::len(&mut self)\n\
+               pub fn uverbs::B::len(&mut self)\npub fn uverbs::C::len(&mut self)\npub fn uverbs::m::free(u8)\n\
+               impl Fn for uverbs::A<T>\n";
     let mut shown = Shown::default();
     shown.read(
         "m",
-        "//! ```\n//! a.len(); m::free(1);\n//! ```\n\n/// A.\n///\n/// ```\n/// a.by_type();\n/// ```\npub struct A;\n\n\
-         impl<T> A<T> {\n    /// It.\n    ///\n    /// Example: [`B`].\n    pub fn its_own() {\n    }\n\n    \
-         /// Text.\n    pub fn nowhere() {\n    }\n}\n\n/// B.\n///\n/// ```\n/// b.len();\n/// ```\npub struct B;\n",
+        "//! ```\n//! a.len(); m::free(1);\n//! ```\n\n/// A.\n///\n/// ```\n/// a.by_type().len();\n/// ```\n\
+         pub struct A;\n\nimpl<T> A<T> {\n    /// Text.\n    pub fn nowhere() {\n    }\n}\n",
     );
-    let missing = not_called(&paths(api), &shown);
-    assert_eq!(missing.into_iter().collect::<Vec<_>>(), ["A::len", "A::nowhere", "m::free"][..2]);
+    let missing = not_called(&declarations(api), &shown);
+    // `by_type` answers a `B`, and nothing a `C`.
+    assert_eq!(missing.into_iter().collect::<Vec<_>>(), ["A::fallible", "A::nowhere", "C::len"]);
+}
+
+/// The Rust files below a folder of the workspace, with their names there.
+fn rust(directory: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (mut folders, mut found) = (vec![root.join(directory)], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("the sources") {
+            let path: PathBuf = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(&root).expect("below").display().to_string();
+                found.push((name, fs::read_to_string(&path).expect("a source file")));
+            }
+        }
+    }
+    found
 }
 
 #[test]
-fn every_public_method_is_called_by_an_example_or_links_to_one() {
+fn an_example_calls_every_public_method() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let read = |path: &Path| fs::read_to_string(path).expect("a file of the workspace");
-    let rust = |directory: &str| {
-        let mut files = Vec::new();
-        sources(&root.join(directory), &mut files);
-        files.retain(|file| file.extension().is_some_and(|extension| extension == "rs"));
-        let name = |file: &PathBuf| file.strip_prefix(&root).expect("below").display().to_string();
-        files.into_iter().map(move |file| (name(&file), file)).collect::<Vec<_>>()
-    };
+    let read = |path: &str| fs::read_to_string(root.join(path)).expect("a file of the workspace");
     let mut shown = Shown::default();
-    for (name, file) in rust("src") {
+    for (name, text) in rust("src") {
         if !name.contains("tests") && !INTERNAL.iter().any(|internal| name.contains(internal)) {
-            shown.read(&name, &read(&file));
+            shown.read(&name, &text);
         }
     }
-    let readme = read(&root.join("README.md"));
-    let blocks = readme.split("```rust").skip(1).filter_map(|rest| rest.split("```").next());
-    shown.code.extend(blocks.map(|text| Code { owner: "README".into(), text: text.into() }));
-    for (name, file) in rust("examples").into_iter().chain(rust("cli/src")) {
-        let owner = name.split('/').take(2).collect::<Vec<_>>().join("/");
-        let owner = owner.trim_end_matches(".rs").to_owned();
-        shown.code.push(Code { owner, text: read(&file) });
-    }
-    let api = read(&root.join("ci/api/uverbs.txt"));
+    let programs = ["examples", "tests/testing", "cli/src"].into_iter().flat_map(rust);
+    shown.code.extend(programs.map(|(owner, text)| Code { owner, text }));
+    let api = read("ci/api/uverbs.txt");
     shown.read_derefs(&api);
-    let paths = paths(&api);
-    let count = functions(&paths).len();
+    let declarations = declarations(&api);
+    let count = declarations.len();
     assert!(count > 700, "{count} functions are read out of ci/api");
-    let missing = not_called(&paths, &shown);
-    let missing: Vec<_> = missing.into_iter().collect();
+    let missing: Vec<_> = not_called(&declarations, &shown).into_iter().collect();
     assert!(
         missing.is_empty(),
-        "no example calls these; show them in one:\n{}",
+        "no example calls these; use them in a program of examples/, or show them in the documentation:\n{}",
         missing.join("\n")
     );
 }
