@@ -25,25 +25,6 @@ const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 ///         WcOpcode::RECV_WRITE_IMM => println!("{from}: number {:?}", completion.imm()),
 ///         other => println!("{other} of request {}", completion.wr_id()),
 ///     }
-///     if let Some(key) = completion.invalidated_rkey() {
-///         println!("the peer took the right of {key} back");
-///     }
-/// }
-///
-/// /// Of a datagram the completion says where it came from.
-/// fn datagram(completion: &Completion<'_>) {
-///     let header = if completion.has_grh() { 40 } else { 0 };
-///     println!("{} bytes from {}", completion.byte_len() - header, completion.src_qpn());
-///     let (lid, level) = (completion.src_lid(), completion.service_level());
-///     println!("LID {lid}, service level {level}, path bits {}", completion.path_bits());
-///     println!("partition key number {} of the port", completion.pkey_index());
-/// }
-///
-/// /// mlx5 says more: of raw packets, of short data, and of the time.
-/// fn mlx5(completion: &Completion<'_>) {
-///     println!("rule {}, VLAN {:?}", completion.flow_tag(), completion.vlan());
-///     println!("checksums right: {}", completion.ip_checksum_ok());
-///     println!("{:?} at tick {:?}", completion.scattered(), completion.timestamp());
 /// }
 /// ```
 #[doc(alias = "ibv_wc")]

@@ -43,17 +43,9 @@ const OPEN_FIRST: &str = "open_first";
 /// What a program may ask of it beside making objects:
 ///
 /// ```no_run
-/// # fn f(context: uverbs::Context, fd: std::os::fd::OwnedFd) -> uverbs::Result<()> {
-/// use std::os::fd::AsRawFd;
+/// # fn f(fd: std::os::fd::OwnedFd) -> uverbs::Result<()> {
 /// use uverbs::Context;
 ///
-/// println!("partition key {:#x}", context.query_pkey(1, 0)?);
-/// // For an event loop; `try_next_event` then reads what came.
-/// println!("events arrive on file {}", context.events_fd().as_raw_fd());
-/// // What could not be freed, and events of objects that were gone.
-/// println!("{} leaked, {} dead events", context.leaked(), context.dead_events());
-///
-/// // A file of `/dev/infiniband` that this process was given, and a second context on the same file.
 /// let given = Context::from_fd(fd)?;
 /// let twin = given.reimport()?;
 /// # drop(twin); Ok(()) }

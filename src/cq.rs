@@ -72,35 +72,14 @@ impl CqInner {
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// let mut cq = context.cq_builder(256).build()?;
+/// let channel = context.create_comp_channel()?;
+/// let mut cq = context.cq_builder(256).channel(&channel).build()?;
 /// let mut completions = cq.poll()?;
 /// while let Some(completion) = completions.next() {
 ///     println!("request {} is over", completion.ok()?.wr_id());
 /// }
-/// # Ok(()) }
-/// ```
-///
-/// ```no_run
-/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// use uverbs::{CompletionChannel, CompletionQueue, Wc};
-///
-/// let channel: CompletionChannel = context.create_comp_channel()?;
-/// let mut cq: CompletionQueue = context.cq_builder(256).channel(&channel).build()?;
+/// drop(completions);
 /// cq.resize(1024)?;
-/// let control = cq.control();
-/// println!("{} CQEs", cq.capacity());
-/// println!("events name it {:?}, commands on its file {}", control.key(), control.handle());
-/// // Copies that can be kept, for a program that handles them later.
-/// let mut wcs = vec![Wc::default(); 16];
-/// let count = cq.poll_into(&mut wcs)?;
-/// for wc in &wcs[..count] {
-///     match wc.ok() {
-///         Ok(_) if wc.opcode.is_recv() => println!("{} bytes came", wc.byte_len),
-///         Ok(_) => println!("sent: {}", wc.is_success()),
-///         Err(error) if error.is_flush() => println!("the queue pair went to ERR before"),
-///         Err(error) => return Err(error.into()),
-///     }
-/// }
 /// cq.destroy()?;
 /// channel.destroy()?;
 /// # Ok(()) }

@@ -59,16 +59,6 @@ pub(crate) struct DmInner {
 /// # Ok(()) }
 /// ```
 ///
-/// ```no_run
-/// # fn f(counters: uverbs::DeviceMemory) -> Result<(), Box<dyn std::error::Error>> {
-/// let mut values = [0u64; 8];
-/// counters.copy_to(0, &mut values)?;
-/// let (length, of) = (counters.len(), counters.context());
-/// println!("{values:?} of {length} bytes, number {} of {}", counters.handle(), of.device().name());
-/// counters.destroy()?;
-/// # Ok(()) }
-/// ```
-///
 /// [`register_dm`]: crate::MrBuilder::register_dm
 #[doc(alias = "ibv_dm")]
 #[derive(Debug)]

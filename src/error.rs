@@ -380,22 +380,6 @@ impl<T> std::error::Error for ErrorWith<T> {}
 
 /// Why bytes of a memory region, of [device memory](crate::DeviceMemory) or of a
 /// [doorbell page](crate::mlx5::DoorbellPage) were not named, copied or written. Nothing was done.
-///
-/// ```no_run
-/// # fn f(region: &mut uverbs::MemoryRegion, offset: usize, bytes: &[u8]) -> Result<(), uverbs::MemoryError> {
-/// use uverbs::MemoryError;
-///
-/// match region.copy_from(offset, bytes) {
-///     Ok(()) => {}
-///     Err(MemoryError::OutOfRange { size, .. }) => println!("the region has only {size} bytes"),
-///     // Of device memory and doorbell pages, which are accessed by words.
-///     Err(MemoryError::Unaligned { word, .. }) => println!("pass a multiple of {word} bytes"),
-///     Err(MemoryError::Dead) => println!("destroy the region, and register its memory anew"),
-///     Err(MemoryError::Forked) => println!("register memory of this process"),
-///     Err(other) => return Err(other),
-/// }
-/// # Ok(()) }
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryError {

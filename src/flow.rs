@@ -68,46 +68,18 @@ open_enum! {
 /// Rules of other kinds, and the matches of each header:
 ///
 /// ```
-/// use std::net::{Ipv4Addr, Ipv6Addr};
+/// use std::net::Ipv4Addr;
 /// use uverbs::{FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
 ///
-/// // A copy of all packets, for a sniffer, and none of what this machine sends to itself.
-/// let sniffer = FlowAttr::new(1).flow_type(FlowType::SNIFFER).dont_trap();
-/// let of_vlan = FlowEth::new()
-///     .dst_mac_masked([1, 0, 0x5e, 0, 0, 0], [0xff, 0xff, 0xff, 0x80, 0, 0])
-///     .src_mac([2, 0, 0, 0, 0, 2])
-///     .ether_type(0x0800)
-///     .vlan(12);
-/// let of_priority = FlowEth::new().vlan_tag_masked(5 << 13, 7 << 13);
-/// let subnet = Ipv4Addr::new(255, 255, 255, 0);
-/// let from_lan = FlowIpv4::new()
-///     .src_masked(Ipv4Addr::new(192, 0, 2, 0), subnet)
-///     .dst_masked(Ipv4Addr::new(198, 51, 100, 0), subnet)
-///     .proto(17)
-///     .tos(0x10)
-///     .ttl(64);
-/// let from_host = FlowIpv4::new().src(Ipv4Addr::new(192, 0, 2, 1));
-/// let lan = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0);
-/// let prefix = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
-/// let six = FlowIpv6::new()
-///     .src_masked(lan, prefix)
-///     .dst_masked(lan, prefix)
-///     .flow_label(5)
-///     .next_hdr(6)
-///     .traffic_class(8)
-///     .hop_limit(64);
-/// let six_from_host = FlowIpv6::new().src(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
-/// // From port 53 to ports 1024 to 2047, and from ports 32768 and above to any.
-/// let ports = FlowPorts::new().src_port(53).dst_port_masked(0x400, 0xfc00);
-/// let high_ports = FlowPorts::new().src_port_masked(0x8000, 0x8000);
-/// let masked_mac = FlowEth::new().src_mac_masked([2, 0, 0, 0, 0, 0], [0xff; 6]);
-/// // Packets that this machine sends, and packets that nobody shall get.
-/// let sent = FlowAttr::new(1).egress().spec(of_vlan).spec(from_lan);
-/// let nothing = FlowAttr::new(1).spec(masked_mac).spec(six).spec(FlowSpec::Tcp(ports)).drop_packets();
-/// // Packets of one host, or of one priority.
-/// let of_host = FlowAttr::new(1).spec(of_priority).spec(from_host).spec(FlowSpec::Udp(high_ports));
-/// let of_six = FlowAttr::new(1).spec(six_from_host);
-/// # let _ = (sniffer, sent, nothing, of_host, of_six);
+/// // A copy of all packets of port 1.
+/// let sniffer = FlowAttr::new(1).flow_type(FlowType::SNIFFER);
+/// // From any host of a network, to ports 1024 to 2047.
+/// let lan = FlowIpv4::new().src_masked(Ipv4Addr::new(192, 0, 2, 0), Ipv4Addr::new(255, 255, 255, 0));
+/// let ports = FlowPorts::new().dst_port_masked(0x400, 0xfc00);
+/// let from_lan = FlowAttr::new(1).spec(lan).spec(FlowSpec::Udp(ports));
+/// // IPv6 packets of a VLAN that nobody shall get.
+/// let nothing = FlowAttr::new(1).spec(FlowEth::new().vlan(12)).spec(FlowIpv6::new()).drop_packets();
+/// # let _ = (sniffer, from_lan, nothing);
 /// ```
 ///
 /// A queue pair has the rule until it is dropped:

@@ -133,22 +133,13 @@ impl<M> fmt::Debug for MrInner<M> {
 /// use uverbs::{Access, Rereg};
 ///
 /// let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register(vec![0u64; 512])?;
-/// println!("{} bytes at {:#x}: {}, {}", region.byte_len(), region.addr(), region.lkey(), region.rkey());
-/// let first = region.as_ptr();
+/// // SAFETY: no request and no peer accesses the region yet.
+/// unsafe { region.as_mut_slice() }.fill(7);
 /// // What a peer's atomics change, this process reads as atomics.
 /// let counters = region.as_atomics().expect("aligned words");
-/// println!("{} at {first:p}", counters[0].load(Ordering::Acquire));
-/// // SAFETY: no request and no peer accesses the region now.
-/// unsafe { region.as_mut_slice() }.fill(7);
-///
+/// assert_eq!(counters[0].load(Ordering::Acquire), 7);
 /// // The kernel changes the rights, or the domain, of a region; if that fails, the region may be dead.
-/// let change = Rereg::new().access(Access::LOCAL_WRITE).protection_domain(other);
-/// if let Err(error) = region.rereg(change) {
-///     println!("dead: {}", region.is_dead());
-///     return Err(error.into());
-/// }
-/// // The kernel's handle of the region, a number within its file.
-/// println!("handle {}", region.handle());
+/// region.rereg(Rereg::new().access(Access::LOCAL_WRITE).protection_domain(other))?;
 /// // Other memory under the same keys: peers go on, and this program gets the old memory back.
 /// let (region, first_numbers) = region.exchange(vec![0u64; 512])?;
 /// let numbers: Vec<u64> = region.destroy()?;

@@ -313,17 +313,6 @@ impl ConnectionEvent {
 ///
 /// The connection keeps its event channel open, but not its queue pair: a queue pair that the program
 /// drops first is destroyed, and its peer gets no answer until the connection is dropped, too.
-///
-/// ```no_run
-/// # fn f(connection: &uverbs::cm::Connection) -> uverbs::Result<()> {
-/// println!("options of the peer's device: {:?}", connection.ece());
-/// println!("over: {}, by {:?}", connection.is_closed(), connection.closed_by());
-/// // Wakes the thread that waits in `next_event`, with a number of the program's own.
-/// connection.write_event(7)?;
-/// let by_gid = connection.ib_addrs();
-/// println!("{by_gid:?}");
-/// # Ok(()) }
-/// ```
 #[derive(Debug)]
 pub struct Connection {
     link: Link,
@@ -359,6 +348,15 @@ impl Connection {
     /// # Errors
     ///
     /// `EOPNOTSUPP` before Linux 6.18.
+    ///
+    /// ```no_run
+    /// # fn f(connection: uverbs::cm::Connection) -> uverbs::Result<()> {
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| println!("{:?}", connection.next_event(None)));
+    ///     connection.write_event(7)
+    /// })
+    /// # }
+    /// ```
     #[doc(alias = "rdma_write_cm_event")]
     pub fn write_event(&self, value: u64) -> Result<()> {
         const WRITE: u32 = uapi::RDMA_USER_CM_CMD_WRITE_CM_EVENT;

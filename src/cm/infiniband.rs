@@ -53,30 +53,30 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// Both ends of a connection by GID, its paths, and a service by its number:
 ///
 /// ```no_run
-/// # fn f(channel: &uverbs::cm::EventChannel, own: uverbs::Gid, peer: uverbs::Gid) -> Result<(), Box<dyn std::error::Error>> {
+/// # fn f(channel: &uverbs::cm::EventChannel, own: uverbs::Gid, peer: uverbs::Gid, qp: &uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use uverbs::cm::{
-///     AddrResolved, BoundId, ConnectRequest, IbAddress, ListeningId, PortSpace, RouteResolved,
+///     BoundId, ConnectParam, ConnectRequest, Connection, IbAddress, ListeningId, PortSpace, RouteResolved,
 /// };
 ///
 /// let limit = Duration::from_secs(2);
 /// let service = IbAddress::of_service(own, 0x1_0006_1d2f);
 /// let listening: ListeningId = channel.create_id(PortSpace::TCP, QpType::RC)?.bind_ib(service)?.listen(16)?;
-/// println!("at {:?}, where the port is {}", listening.local_ib_addr()?, service.port());
-/// println!("{} requests found no room", listening.overflows());
+/// println!("listens at {:?}", listening.local_ib_addr()?);
 /// let request: Option<ConnectRequest> = listening.next_request(None)?;
 /// if let Some(request) = request {
-///     let (here, there) = request.ib_addrs()?;
-///     println!("{there:?} asks {here:?}");
+///     println!("asked by {:?}", request.ib_addrs()?.1);
 /// }
 ///
-/// let from = IbAddress::new(own, PortSpace::TCP, 0);
-/// let bound: BoundId = channel.create_id(PortSpace::TCP, QpType::RC)?.bind_ib(from)?;
-/// println!("from {:?}", bound.local_ib_addr()?);
+/// let bound: BoundId = channel
+///     .create_id(PortSpace::TCP, QpType::RC)?
+///     .bind_ib(IbAddress::new(own, PortSpace::TCP, 0))?;
 /// let to = IbAddress::new(peer, PortSpace::TCP, 7471);
-/// let resolved: AddrResolved = bound.resolve_ib_addr(to, limit)?.wait(None)?.done()?;
+/// let resolved = bound.resolve_ib_addr(to, limit)?.wait(None)?.done()?;
 /// let route: RouteResolved = resolved.resolve_route(limit)?.wait(None)?.done()?;
 /// println!("{:?} by {:?}", route.ib_addrs()?, route.ib_paths()?);
+/// let connection: Connection = route.connect(qp, &ConnectParam::new())?.wait(None)?.done()?;
+/// assert_eq!(connection.ib_addrs()?.1, to);
 /// # Ok(()) }
 /// ```
 #[doc(alias("sockaddr_ib", "AF_IB"))]

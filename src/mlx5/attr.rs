@@ -7,28 +7,6 @@ use crate::provider::mlx5::context::Limits;
 use uverbs_uapi::mlx5::context::{mlx5_ib_query_dev_resp_flags, mlx5_ib_query_device_resp};
 
 /// Attributes of a device that only mlx5 has.
-///
-/// ```no_run
-/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
-/// let attr = uverbs::mlx5::query_device(context)?;
-/// println!("BlueFlame registers of {} bytes", attr.blueflame_bytes());
-/// println!(
-///     "WQEs: sends of {} bytes, receives of {}, {} WQEBBs in a send queue, {} WQEs in an SRQ",
-///     attr.max_send_request(),
-///     attr.max_recv_request(),
-///     attr.max_send_blocks(),
-///     attr.max_shared_receives()
-/// );
-/// println!("DEVX {:?}, ECE {}, time of day {}", attr.devx(), attr.ece(), attr.real_time_timestamps());
-/// println!(
-///     "CQEs padded {}, {} in one that is compressed",
-///     attr.pads_completions(),
-///     attr.max_compressed_completions()
-/// );
-/// let (slowest, fastest) = attr.pacing_kbits();
-/// println!("paced between {slowest} and {fastest} kbit/s");
-/// # Ok(()) }
-/// ```
 #[doc(alias = "mlx5dv_context")]
 #[derive(Clone, Copy)]
 pub struct ContextAttr {

@@ -49,26 +49,18 @@ impl<M: Send> Registration for MrInner<M> {
 /// use std::collections::HashMap;
 /// use uverbs::{AnyMemoryRegion, Lkey};
 ///
-/// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+/// # fn f(pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut regions: HashMap<Lkey, AnyMemoryRegion> = HashMap::new();
 /// let pages = pd.mr_builder().allocate::<u64>(512)?.erase();
 /// let table = pd.mr_builder().register(vec![0u8; 100])?.erase();
 /// for region in [pages, table] {
 ///     regions.insert(region.lkey(), region);
 /// }
-/// # Ok(()) }
-/// ```
-///
-/// What requests and peers need of it:
-///
-/// ```no_run
-/// # fn f(region: uverbs::AnyMemoryRegion) -> Result<(), Box<dyn std::error::Error>> {
-/// let (sge, remote) = (region.sge(..64)?, region.remote(64)?);
-/// println!("{sge:?} here, {remote:?} for a peer with {:?} and {}", region.access(), region.rkey());
-/// println!("{} bytes from {:#x}", region.byte_len(), region.addr());
-/// let device = region.context();
-/// println!("number {} of {}, dead: {}", region.handle(), device.device().name(), region.is_dead());
-/// region.destroy()?;
+/// for region in regions.into_values() {
+///     // For a request here, and for a peer.
+///     let (sge, remote) = (region.sge(..64)?, region.remote(64)?);
+///     region.destroy()?;
+/// }
 /// # Ok(()) }
 /// ```
 #[doc(alias = "ibv_mr")]

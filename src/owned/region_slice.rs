@@ -22,18 +22,11 @@ use std::sync::Arc;
 /// # -> Result<(), Box<dyn std::error::Error>> {
 /// let region = Arc::new(pd.mr_builder().register(vec![0u8; 1 << 20])?);
 /// let slice = RegionSlice::new(&region, 4096..8192)?;
+/// assert!(slice.is_of(&region));
 /// let mut batch = qp.send_batch()?;
 /// batch.push(SendWr::read(remote, &[]), slice, 1)?;
 /// batch.ring()?;
 /// # Ok(()) }
-/// ```
-///
-/// ```no_run
-/// # use std::sync::Arc;
-/// # use uverbs::{MemoryRegion, owned::RegionSlice};
-/// # fn f(slice: &RegionSlice, region: &Arc<MemoryRegion<u8, Vec<u8>>>) {
-/// println!("{} bytes; of this region: {}", slice.len(), slice.is_of(region));
-/// # }
 /// ```
 #[derive(Clone)]
 pub struct RegionSlice {

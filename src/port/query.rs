@@ -151,6 +151,12 @@ impl Context {
     ///
     /// `EINVAL` for a port that the device does not have or an index beyond the table, `ENOENT`
     /// where sysfs is not mounted or shows another network namespace's devices.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+    /// let is_full_member = context.query_pkey(1, 0)? & 0x8000 != 0;
+    /// # let _ = is_full_member; Ok(()) }
+    /// ```
     #[doc(alias = "ibv_query_pkey")]
     pub fn query_pkey(&self, port: u32, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";

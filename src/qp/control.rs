@@ -15,9 +15,6 @@ use std::fmt;
 /// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint, peers: uverbs::Ece) -> uverbs::Result<()> {
 /// use uverbs::{Ece, Handshake, QpAttr, QpState};
 ///
-/// println!("{} is of type {}, with {:?}", qp.qpn(), qp.qp_type(), qp.caps());
-/// let path = qp.path_to(remote)?;
-/// println!("the peer is reached by {path:?}");
 /// // Before the change to RTR: the options that both devices have.
 /// match qp.query_ece() {
 ///     Ok(own) if own.vendor_id == peers.vendor_id => {
@@ -25,12 +22,10 @@ use std::fmt;
 ///     }
 ///     _ => println!("no options"),
 /// }
+/// println!("the peer is reached by {:?}", qp.path_to(remote)?);
 /// qp.handshake(remote, &Handshake::new())?;
 /// assert_eq!(qp.state(), QpState::RTS);
-/// // The kernel's word, which also tells errors that the device found.
-/// println!("{:?}", qp.query()?);
-/// // Asynchronous events name the queue pair by its key, commands on its file by its handle.
-/// println!("{:?}, {}", qp.key(), qp.handle());
+/// // Flushes what is posted.
 /// qp.modify(&QpAttr::new().state(QpState::ERR))?;
 /// # Ok(()) }
 /// ```

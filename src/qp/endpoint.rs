@@ -117,28 +117,6 @@ pub(crate) struct Local {
 /// qp.handshake(remote, &Handshake::new().timeout(18).rnr_retry(3))?;
 /// # Ok(()) }
 /// ```
-///
-/// Each part, for a network that needs it:
-///
-/// ```
-/// use uverbs::{Access, Handshake};
-///
-/// let options = Handshake::new()
-///     .access(Access::REMOTE_READ)
-///     .pkey_index(1)
-///     .max_rd_atomic(4)
-///     // What the network is told: priority, and how packets are spread over paths.
-///     .service_level(3)
-///     .traffic_class(106)
-///     .flow_label(0x1_2345)
-///     .hop_limit(8)
-///     // How long to wait, and how often.
-///     .timeout(18)
-///     .retry_count(7)
-///     .rnr_retry(3)
-///     .min_rnr_timer(12);
-/// # let _ = options;
-/// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Handshake {

@@ -132,9 +132,9 @@ fn functions<'a>(declarations: &'a [(String, &'a str)]) -> Vec<Function<'a>> {
 
 /// Whether the function only reads a value, or sets one of a builder.
 fn is_plain(function: &Function<'_>) -> bool {
-    let read = function.signature.strip_prefix("(&self) -> ");
-    let is_setter =
-        function.signature.starts_with("(self") && function.signature.ends_with("-> Self");
+    let Function { signature, .. } = function;
+    let read = signature.strip_prefix("(&self) -> ").or(signature.strip_prefix("(self) -> bool"));
+    let is_setter = signature.starts_with("(self") && signature.ends_with("-> Self");
     is_setter || read.is_some_and(|value| !value.contains("Result<"))
 }
 

@@ -24,23 +24,17 @@ use std::ptr::NonNull;
 /// ```no_run
 /// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
 /// use std::sync::Arc;
-/// use uverbs::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
+/// use uverbs::allocator::{HugePages, NumaNode, Pages, SharedMemory};
 ///
 /// // Huge pages of 1 GiB, and small pages once those are used up.
-/// let huge = Arc::new(HugePages::of(30)?.or_default());
-/// let domain = pd.parent_domain_builder().allocator(huge.clone()).build()?;
-/// // ... queues are made of `domain` ...
-/// println!("{} queues lie in huge pages", huge.buffers());
-///
-/// let default_size = HugePages::new();
-/// let (small, node) = (Pages::new(), NumaNode::new(1));
-/// println!("{} and {} buffers", small.buffers(), node.buffers());
-/// let (arena, large) = (Arena::new(1 << 20)?, Arena::huge_pages(2 << 20)?);
-/// println!("{} of {} bytes; {} buffers", arena.used(), arena.len(), large.buffers());
+/// let huge = pd.parent_domain_builder().allocator(HugePages::of(30)?.or_default()).build()?;
+/// let (small, near) = (Pages::new(), NumaNode::new(1));
 /// // Files that another process may map: of any memory, or dma-bufs.
-/// let (files, dmabufs) = (SharedMemory::new(), SharedMemory::dmabufs()?);
-/// println!("{:?} {:?}", files.buffers()?, dmabufs.buffers()?);
-/// # drop((domain, default_size)); Ok(()) }
+/// let (files, dmabufs) = (Arc::new(SharedMemory::new()), SharedMemory::dmabufs()?);
+/// let shared = pd.parent_domain_builder().allocator(files.clone()).build()?;
+/// // ... queues are made of `shared`, and their files go to another process:
+/// let buffers = files.buffers()?;
+/// # drop((huge, small, near, dmabufs, shared, buffers)); Ok(()) }
 /// ```
 #[derive(Debug)]
 pub struct HugePages {
