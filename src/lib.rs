@@ -141,6 +141,11 @@ mod wc;
 mod wr;
 mod xrcd;
 
+/// The program of the README: `cargo test --doc --all-features` runs it.
+#[cfg(all(doctest, feature = "sim", feature = "tokio"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 /// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
 ///
 /// Each belongs to the process that made it: a forked child makes its own, as it does of contexts. In

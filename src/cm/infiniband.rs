@@ -55,6 +55,7 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// ```no_run
 /// # fn f(channel: &uverbs::cm::EventChannel, own: uverbs::Gid, peer: uverbs::Gid, qp: &uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
+/// use uverbs::QpType;
 /// use uverbs::cm::{
 ///     BoundId, ConnectParam, ConnectRequest, Connection, IbAddress, ListeningId, PortSpace, RouteResolved,
 /// };

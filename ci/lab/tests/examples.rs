@@ -1,8 +1,8 @@
 //! An example calls every public method and function of the library, except those that only read a value (`&self`, no
 //! arguments, no error) and the setters of builders and attributes (`self` in, `Self` out).
 //!
-//! Examples are the code in the library's documentation and README, the programs in `examples/` and `tests/testing`,
-//! and the command line. `ci/api` lists the methods. A call is found by its name. Where several types, or those of the
+//! Examples are the code in the library's documentation, the programs in `examples/` and `tests/testing`, and the
+//! command line. `ci/api` lists the methods. A call is found by its name. Where several types, or those of the
 //! standard library, have a method of that name, the code has to belong to the type as well: it stands in the type's
 //! documentation, names the type or one that dereferences to it, or calls a method whose signature names the type.
 
