@@ -25,6 +25,19 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # When to use it
+//!
+//! In a program that serves many connections, or whose requests have deadlines, wait for each other or stand beside
+//! other input. A thread that does nothing but messages polls faster with [`owned`](crate::owned).
+//!
+//! # Costs
+//!
+//! On mlx5 posting a write as a future costs 677 instructions more than with [`owned`](crate::owned), and its
+//! completion 733. A future of a [`Worker`] takes no mutex, which saves 38 and 95 of them. A driver with nothing to
+//! do sleeps in the event loop; over soft-RoCE a message of a ping-pong takes 3.3 to 5.1 system calls.
+//!
+//! # Rules
+//!
 //! - **Full queues**: futures wait for room, in the order in which they were first polled.
 //! - **Dropped futures**: before its request is posted, a future takes it back. Afterwards the request goes
 //!   on, and its memory is dropped when it is over.

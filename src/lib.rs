@@ -5,11 +5,18 @@
 //! It needs Linux 5.10 or later. What a device, a driver or a kernel lacks answers `EOPNOTSUPP`, and
 //! [`Error::is_unsupported`] tells that.
 //!
-//! | | what it is | posting |
-//! |---|---|---|
-//! | [`aio`] | requests as futures in any event loop; tokio's with the feature `tokio`, streams with `stream` | safe; the queue keeps the memory of a dropped future until the device is done with it |
-//! | [`owned`] | queues take registered buffers with a request, and give them back with its completion | safe, without another lock, allocation or system call |
-//! | the crate itself | the verbs | `unsafe` when a batch is rung, because a request names memory by number |
+//! # Layers
+//!
+//! | | requests | use it when | costs of a write on mlx5, in instructions: post, completion |
+//! |---|---|---|---|
+//! | [`aio`] | are futures in any event loop; tokio's with the feature `tokio`, streams with `stream` | a program has many connections, deadlines, or other input beside them | 821, 817 |
+//! | [`owned`] | take registered buffers, and completions give them back | a thread polls in a loop of its own | 140, 89 |
+//! | the crate itself: [the verbs](#the-verbs-themselves) | name memory by number; ringing a batch is `unsafe` | memory is registered once and outlives its queue pairs, or every instruction counts | 110, 54 |
+//! | [`cm`] | are any of these | peers find each other by IP address | no more |
+//! | `sim` (feature `sim`) | are any of these | a test, or a machine without RDMA, needs devices in the process | times of a model |
+//!
+//! All layers share the objects of the verbs: a context, a protection domain, a queue pair that one layer took over
+//! from another. `docs/BENCHMARKS.md` of the repository says how the instructions were counted.
 //!
 //! - [`devices`] lists what there is, and [`Context::open_first`] opens the first device that works;
 //!   [`device::absence`] says why there is none.
@@ -21,7 +28,7 @@
 //!   only that driver has.
 //! - [`passing`] and [`Envelope`] share contexts, domains and regions between processes.
 //!
-//! Features: `tokio`, `stream`, and `serde` for addresses, numbers, attributes of devices, ports and GIDs, and
+//! Features: `sim`, `tokio`, `stream`, and `serde` for addresses, numbers, attributes of devices, ports and GIDs, and
 //! descriptions that travel to a peer. The repository has whole programs in `examples/`; `examples/echo.rs` is a server
 //! and its client as futures.
 //!
@@ -36,6 +43,20 @@
 //! process trusts that process with all memory registered on it.
 //!
 //! # The verbs themselves
+//!
+//! Use them where memory is registered once and outlives its queue pairs, for memory windows, or if every
+//! instruction counts. If buffers come and go with requests, use [`owned`], which does the bookkeeping for 30
+//! instructions of a post and 35 of a completion.
+//!
+//! - **Posting**: a [`SendBatch`] or [`RecvBatch`] is pushed to and then rung; the device sees nothing before. Dropping
+//!   it takes all of it back. Its [`ring`](SendBatch#what-the-caller-of-ring-promises) lists the promises of its
+//!   caller.
+//! - **Threads**: posting and polling take `&mut`. A queue pair [splits](QueuePair::split) into halves for two threads;
+//!   a `Mutex` serves more.
+//! - **Room**: a completion queue has to be large enough for all that its queue pairs can complete. An unsignaled send
+//!   keeps its place until a later signaled one has completed.
+//! - **Errors**: a completion's status is data; after an error the queue pair is in [`ERR`](QpState::ERR), and the
+//!   rest of its requests are flushed.
 //!
 //! Two queue pairs of one device, one message. [`Endpoint`] carries everything that a peer needs to know;
 //! with the feature `serde` it travels in any format.

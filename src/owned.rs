@@ -25,6 +25,28 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # When to use it
+//!
+//! In a thread that polls in a loop of its own. Where requests have deadlines, wait for each other or share the
+//! thread with other input, [`aio`](crate::aio) has the same buffers in futures. Where memory is registered once
+//! and outlives its queue pairs, and for memory windows, which are not bound here, [the
+//! verbs](crate#the-verbs-themselves) do.
+//!
+//! # Costs
+//!
+//! On mlx5 a request costs 30 instructions more than one by number, and its completion 35: a slot of the loan
+//! table, a comparison of protection domains, and moving the memory in and out. It costs no lock, no allocation and
+//! no system call. [`poll_each`](OwnedCompletionQueue::poll_each) moves less than
+//! [`poll`](OwnedCompletionQueue::poll).
+//!
+//! # Rules
+//!
+//! - A completion queue [adopts](OwnedCompletionQueue::adopt) a queue pair only if it has room for all of that pair's
+//!   completions, so that it cannot overflow.
+//! - Memory comes back with its request's completion; that of an unsignaled request with the completion of a later one.
+//! - Memory lent to a queue pair that is dropped is freed when the kernel has confirmed the end of the queue pair, and
+//!   otherwise [leaked and counted](crate::Context::leaked).
+//!
 //! Requests on borrowed memory are posted in a [scope](OwnedQueuePair::scope); a program's own registered
 //! memory is lent as a [`RegisteredBuffer`]; requests without a completion of their own are pushed with
 //! [`push_unsignaled`](OwnedSendBatch::push_unsignaled).
@@ -140,10 +162,6 @@
 //! Of a [`RegisteredBuffer`] the library knows only the value. That its bytes stay registered and unborrowed
 //! while it is lent is what the `unsafe impl` promises; that it *is* lent until the device is done is what
 //! the library adds.
-//!
-//! A request costs a slot of the loan table, a comparison of protection domains, and moving the memory in
-//! and out: no lock, no allocation, no system call. [`poll_each`](OwnedCompletionQueue::poll_each) moves less
-//! than [`poll`](OwnedCompletionQueue::poll).
 #![deny(unsafe_code)]
 
 mod buffer;

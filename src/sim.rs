@@ -19,6 +19,9 @@
 //! # Ok::<(), uverbs::Error>(())
 //! ```
 //!
+//! Use it in tests, and to try a program without RDMA. It says nothing of speed, and models neither soft-RoCE nor
+//! packets: a program should meet a real kernel before its users.
+//!
 //! `docs/TESTING.md` of the repository tells how to test a program: faults, seeds, histories, replay, tokio.
 //!
 //! The devices stay with the process that made them. In a child of `fork` they are not listed, and every call fails with
