@@ -68,8 +68,8 @@ impl Progress {
     }
 }
 
-/// Ends when the other side is gone, or a while after it said that it is through. What it says is left
-/// to be read.
+/// Ends when the other side is gone, or a while after it said that it is through. Its byte stays to
+/// be read.
 async fn gone(stream: &TcpStream) -> Result<()> {
     match stream.peek(&mut [0]).await {
         Ok(1) => {

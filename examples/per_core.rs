@@ -1,5 +1,5 @@
 //! A runtime for each core: a worker with a thread domain, a completion queue, its driver and connections of its
-//! own, whose futures take no mutex. What a worker needs is made by the main thread and moves to the worker's
+//! own, whose futures take no mutex. The main thread makes all that a worker needs, which moves to the worker's
 //! thread as one value. Each worker serves a client that it has itself.
 //!
 //! `per_core [WORKERS [MESSAGES]]`, by default a worker for each core and 2,000 messages each.
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What one core owns, on its way to the core's thread.
+/// The objects of one core, on its way to the core's thread.
 struct Core {
     worker: Worker,
     domain: ParentDomain<Exclusive>,

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What one thread owns. It moves to the thread as one value, the token of the thread domain with it.
+/// The objects of one thread. They move to the thread as one value, the token of the thread domain with it.
 struct Worker {
     td: ThreadDomain,
     qp: QueuePair<Exclusive>,

@@ -15,7 +15,7 @@ const FLAGS_SGL: u8 = 0x40;
 /// Keyed SGL data block descriptor, subtype address.
 const SGL_KEYED: u8 = 0x40;
 
-/// What the target reads or writes by RDMA: a range of this program's memory and its rkey.
+/// A range of this program's memory and its rkey, for the target's RDMA.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct KeyedSgl {
@@ -94,7 +94,7 @@ impl Property {
     }
 }
 
-/// What Identify asks for.
+/// The structure that Identify asks for.
 #[derive(Clone, Copy)]
 pub(crate) enum Identify {
     Namespace(u32),
@@ -183,7 +183,7 @@ impl Command {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Response {
-    /// What the command returns besides data.
+    /// The result of the command besides data.
     pub(crate) result: U64,
     sq_head: U16,
     sq_id: U16,

@@ -29,7 +29,7 @@ pub(crate) struct Target {
     pub(crate) host_id: [u8; 16],
 }
 
-/// What a Connect command brings.
+/// The data of a Connect command.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct ConnectData {
@@ -41,7 +41,7 @@ pub(crate) struct ConnectData {
     reserved_768: [u8; 256],
 }
 
-/// What a controller says of itself.
+/// The Identify Controller data structure.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct IdentifyController {
@@ -58,7 +58,7 @@ struct IdentifyController {
     reserved_540: [u8; 3556],
 }
 
-/// What it says of a namespace.
+/// The Identify Namespace data structure.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct IdentifyNamespace {

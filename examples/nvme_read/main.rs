@@ -1,6 +1,6 @@
 //! Reads the blocks of a disk on another machine: a host of NVMe over Fabrics, with RDMA as transport.
 //!
-//! The target is any that speaks the standard, such as the Linux kernel's `nvmet-rdma`, which knows nothing of
+//! The target is any that speaks the standard, for example the Linux kernel's `nvmet-rdma`, which knows nothing of
 //! this library. The kernel's connection manager connects two queue pairs: one for commands to the
 //! controller, one for reads and writes. The target moves the data itself, by RDMA READ and RDMA WRITE in
 //! this program's memory, several requests at a time.
@@ -80,7 +80,7 @@ fn transfer(options: &Options, plan: &Plan, queue: &mut Queue) -> Result<()> {
     Ok(())
 }
 
-/// The file for the blocks: a new one, or what is no file, such as `/dev/null`.
+/// The file for the blocks: a new one, or one that is no regular file, `/dev/null` for example.
 fn create(path: &str) -> Result<File> {
     let is_file = std::fs::metadata(path).is_ok_and(|there| there.is_file());
     let file = if is_file { File::create_new(path) } else { File::create(path) };

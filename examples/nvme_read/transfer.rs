@@ -56,7 +56,7 @@ impl Plan {
 
 /// A job that goes over the disk piece by piece.
 pub(crate) trait Work {
-    /// What it is called.
+    /// Its name.
     const NAME: &'static str;
 
     /// Fills the memory of a slot, if need be, and makes the command.

@@ -37,7 +37,7 @@ pub(crate) struct QueueAttr {
     pub(crate) bytes: usize,
 }
 
-/// What a completion of the device belongs to.
+/// The request that a completion of the device belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Tag {
     /// The command of this slot was sent.

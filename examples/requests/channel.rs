@@ -58,10 +58,10 @@ pub(crate) struct Channel(Arc<Inner>);
 
 struct Inner {
     qp: AsyncQueuePair,
-    /// What frames are received in: as many as are posted, as many requests as the other side may
+    /// Buffers of received frames: as many as are posted, as many requests as the other side may
     /// ask at once, and as many replies that somebody looks at.
     received: BufferPool,
-    /// What frames are sent from. A task takes a credit first, and there is a frame for each credit.
+    /// Buffers of sent frames. A task takes a credit first, and there is a frame for each credit.
     frames: BufferPool,
     /// For bodies that this side makes.
     short: BufferPool,
@@ -241,7 +241,7 @@ impl Channel {
         if buffer.len() != HEADER + length as usize {
             return Err("a frame of another length than it says".into());
         }
-        // What the reserve is short of goes there first.
+        // The reserve is filled first.
         let reserve = self.0.reserved.load(Ordering::Relaxed).min(credits);
         self.0.reserved.fetch_sub(reserve, Ordering::Relaxed);
         self.0.credits.add_permits((credits - reserve) as usize);

@@ -70,8 +70,8 @@ async fn ask(channel: &Channel, length: usize, seed: u8) -> Result<()> {
     }
 }
 
-/// Asks again and again, and drops the futures before the replies are there. What a request took, its
-/// place, its credit and its buffer, must not be lost with the future.
+/// Asks again and again, and drops the futures before the replies are there. A request's
+/// place, credit and buffer must not be lost with the future.
 async fn leave_early(channel: &Channel) -> Result<()> {
     for round in 0..ROUNDS {
         let asking: Vec<_> = (0..2 * DEPTH)
@@ -104,7 +104,7 @@ async fn leave_early(channel: &Channel) -> Result<()> {
     Ok(())
 }
 
-/// What the device counted of receivers that were not ready; `None` if it does not count.
+/// Receivers that were not ready, as the device counted them; `None` if it does not count.
 fn unready(device: &Device) -> Option<u64> {
     let counters = format!("/sys/class/infiniband/{}/ports/1/hw_counters", device.name());
     let mut all = None;
@@ -180,7 +180,7 @@ async fn ask_at(mut stream: TcpStream, count: usize, tasks: usize) -> Result<()>
     }
 }
 
-/// Both sides, of which one leaves in the end.
+/// Both sides; one leaves in the end.
 async fn both(count: usize, tasks: usize) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
