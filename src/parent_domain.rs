@@ -36,17 +36,15 @@ use std::sync::Arc;
 /// use std::ptr::NonNull;
 /// use uverbs::{Allocation, DomainView, QueueAllocator, ResourceType};
 ///
-/// /// Huge pages for completion queues, and the library's own memory for the rest.
+/// /// Huge pages for completion queues of the domain 7, and the library's own memory for the rest.
 /// #[derive(Debug)]
 /// struct Chosen(uverbs::allocator::HugePages);
 ///
 /// // SAFETY: all memory is that of `HugePages`, which keeps the contract.
 /// unsafe impl QueueAllocator for Chosen {
 ///     fn alloc(&self, domain: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
-///         println!("{resource} {:#x} of domain {}", resource.code(), domain.pd_context());
-///         println!("driver {} of {}, domain {}", resource.driver(), domain.device(), domain.handle());
-///         match resource {
-///             ResourceType::MLX5_CQ => self.0.alloc(domain, layout, resource),
+///         match (domain.pd_context(), resource) {
+///             (7, ResourceType::MLX5_CQ) => self.0.alloc(domain, layout, resource),
 ///             _ => Allocation::UseDefault,
 ///         }
 ///     }
@@ -66,7 +64,6 @@ use std::sync::Arc;
 /// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
 /// let chosen = Chosen(uverbs::allocator::HugePages::new());
 /// let domain = pd.parent_domain_builder().allocator(chosen).pd_context(7).build()?;
-/// println!("the device's queues take memory of it: {}", domain.asks_allocator());
 /// domain.destroy()?;
 /// # Ok(()) }
 /// ```

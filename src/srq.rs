@@ -122,18 +122,18 @@ impl Drop for SrqInner {
 /// ```no_run
 /// # fn f(context: &uverbs::Context, pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use uverbs::EventType;
+/// use uverbs::{EventSource, EventType};
 ///
 /// let mut srq = pd.srq_builder(256).max_sge(2).build()?;
 /// // ... and after 256 receives were posted:
 /// srq.set_limit(32)?;
 /// if let Some(event) = context.next_event(Some(Duration::from_secs(1)))? {
-///     if event.kind == EventType::SRQ_LIMIT_REACHED {
-///         println!("fewer than 32 are left of number {}: {:?}", srq.handle(), srq.key());
+///     if event.kind == EventType::SRQ_LIMIT_REACHED && event.source == EventSource::Srq(srq.key()) {
+///         println!("fewer than 32 receives are left");
 ///     }
 /// }
 /// srq.resize(512)?;
-/// println!("{:?}", srq.query()?);
+/// assert!(srq.query()?.max_wr >= 512);
 /// srq.destroy()?;
 /// # Ok(()) }
 /// ```

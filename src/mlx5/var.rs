@@ -77,22 +77,20 @@ impl VarLocation {
 /// # Ok(()) }
 /// ```
 ///
-/// What the program that emulates the device needs, and the ways to hand the page on:
+/// Two ways to hand the page on:
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 /// use uverbs::mlx5::{Var, VarKind};
 ///
 /// let var = Var::alloc(context, VarKind::Virtio)?;
-/// println!("page {} of {} bytes, at offset {:#x} of", var.page_id(), var.len(), var.mmap_offset());
-/// println!("the file of {}, where its number is {}", var.context().device().name(), var.handle());
-/// // For a program that uses libmlx5: its bytes, and what such a program exported.
+/// // For a program that uses libmlx5: its bytes, and the import of those that such a program exported.
 /// let bytes = var.export_rdma_core();
 /// assert_eq!(bytes.len(), uverbs::mlx5::export_sizes().rdma_core);
 /// // SAFETY: a process that shares the context's file exported the bytes, and its VAR is still there.
 /// let imported = unsafe { Var::import_rdma_core(context, &bytes)? };
 /// # drop(imported);
-/// // This process lets go of it, and who has the envelope goes on.
+/// // This process lets go of it, and the receiver of the envelope goes on.
 /// let envelope = var.release()?;
 /// # let _ = envelope; Ok(()) }
 /// ```

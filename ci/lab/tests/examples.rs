@@ -133,9 +133,13 @@ fn functions<'a>(declarations: &'a [(String, &'a str)]) -> Vec<Function<'a>> {
 /// Whether the function only reads a value, or sets one of a builder.
 fn is_plain(function: &Function<'_>) -> bool {
     let Function { signature, .. } = function;
-    let read = signature.strip_prefix("(&self) -> ").or(signature.strip_prefix("(self) -> bool"));
+    let read =
+        signature.strip_prefix("(&self) -> ").is_some_and(|value| !value.contains("Result<"));
+    // A number or a bool of a `Copy` type.
+    let copied = signature.strip_prefix("(self) -> ");
+    let is_primitive = copied.is_some_and(|value| !value.contains(char::is_uppercase));
     let is_setter = signature.starts_with("(self") && signature.ends_with("-> Self");
-    is_setter || read.is_some_and(|value| !value.contains("Result<"))
+    read || is_primitive || is_setter
 }
 
 /// The type whose methods follow the line: what is implemented, or the trait that is declared.
