@@ -76,7 +76,7 @@ impl BoundId {
     /// # Errors
     ///
     /// Any error destroys the id. `EADDRINUSE` if another id listens on the port; both set
-    /// [`set_reuse_address`](Id::set_reuse_address).
+    /// [`set_reuse_address`](super::Id::set_reuse_address).
     ///
     /// [`ConnectRequest`]: super::ConnectRequest
     #[doc(alias = "rdma_listen")]
@@ -119,11 +119,12 @@ impl BoundId {
         JoiningMulticast::begin(&self.id, qp, group, role)
     }
 
-    /// As [`Id::resolve_addr`], from the address that the id is bound to.
+    /// As [`Id::resolve_addr`](super::Id::resolve_addr), from the address that the id is bound to.
     ///
     /// # Errors
     ///
-    /// As [`Id::resolve_addr`]; `EINVAL` for an id that is bound to an address of another family.
+    /// As [`Id::resolve_addr`](super::Id::resolve_addr); `EINVAL` for an id that is bound to an address of another
+    /// family.
     pub fn resolve_addr(self, to: SocketAddr, timeout: Duration) -> Result<ResolvingAddr> {
         self.id.resolve_addr(None, &to, timeout).map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(

@@ -84,8 +84,8 @@ impl AddrResolved {
         self.path.local
     }
 
-    /// Starts to join a multicast group, as [`BoundId::join_multicast`]. Resolving the group's own address chooses the
-    /// device by the IP route to the group.
+    /// Starts to join a multicast group, as [`BoundId::join_multicast`](super::BoundId::join_multicast). Resolving
+    /// the group's own address chooses the device by the IP route to the group.
     ///
     /// ```no_run
     /// # fn f(channel: &uverbs::cm::EventChannel) -> Result<(), Box<dyn std::error::Error>> {
@@ -115,7 +115,7 @@ impl AddrResolved {
     ///
     /// # Errors
     ///
-    /// As [`BoundId::join_multicast`].
+    /// As [`BoundId::join_multicast`](super::BoundId::join_multicast).
     #[doc(alias("rdma_join_multicast", "rdma_join_multicast_ex"))]
     pub fn join_multicast(
         &self,

@@ -130,7 +130,7 @@ impl Id {
     /// Any error destroys the id. `EINVAL` for addresses of two families, `ENETUNREACH`
     /// without an IP route, `ENODEV` if the route leads through no RDMA device. The route to 127.0.0.1, `::1`,
     /// `0.0.0.0` and whatever name stands for them leads through none, which the kernel may say only when the
-    /// [route](AddrResolved::resolve_route) is resolved.
+    /// [route](super::AddrResolved::resolve_route) is resolved.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(
         self,
