@@ -389,9 +389,10 @@ impl AsyncEventChannel {
     /// ```no_run
     /// # use uverbs::{Result, aio::cm::AsyncEventChannel, cm::IbAddress};
     /// # async fn f(channel: &AsyncEventChannel, service: IbAddress) -> Result<()> {
+    /// use uverbs::aio::cm::AsyncListener;
     /// use uverbs::cm::Listener;
     ///
-    /// let listener = channel.listen(&Listener::builder_ib(service))?;
+    /// let listener: AsyncListener = channel.listen(&Listener::builder_ib(service))?;
     /// println!("on {:?}; {} requests found no room", listener.local_ib_addr()?, listener.overflows());
     /// # Ok(()) }
     /// ```
