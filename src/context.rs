@@ -8,7 +8,7 @@ use crate::events::keys::Keys;
 use crate::file::{File, FileFacts, random};
 use crate::pd::ProtectionDomain;
 use crate::port::PortState;
-use crate::provider::Opening;
+use crate::provider::{self, Opening};
 use crate::sync::fork::Epoch;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::{UverbsFd, create_async_event_file};
@@ -70,7 +70,7 @@ impl Context {
     #[doc(alias = "ibv_close_device")]
     pub fn open(device: &Device) -> Result<Context> {
         const VERB: &str = "open_device";
-        let opening = Opening::new(device)?;
+        let opening = provider::open(device)?;
         let epoch = Epoch::of_verb(VERB)?;
         let file = device.open_node(epoch)?;
         let kernel = UverbsFd::new(file, opening.driver(), epoch);
@@ -136,7 +136,7 @@ impl Context {
     pub fn from_fd(fd: OwnedFd) -> Result<Context> {
         const VERB: &str = "open_device";
         let device = Device::of_file(VERB, fd.as_fd())?;
-        let opening = Opening::new(&device)?;
+        let opening = provider::open(&device)?;
         let kernel_error = |errno| Error::from_kernel(VERB, errno);
         let mode = rustix::fs::fcntl_getfl(&fd).map_err(kernel_error)?;
         if !mode.contains(OFlags::RDWR) {
@@ -155,7 +155,7 @@ impl Context {
     pub(crate) fn on(
         kernel: Box<dyn Kernel>,
         device: Device,
-        mut opening: Opening,
+        mut opening: Box<dyn Opening>,
         epoch: Epoch,
     ) -> Result<Context> {
         const VERB: &str = "open_device";

@@ -16,8 +16,8 @@ use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::poll_gate::QUIET;
 use crate::provider::{
-    CqInitAttr, CqMembers, CqRing, CreateRequest, Member, ProviderWc, QueueResources,
-    ResizeRequest, mlx5,
+    self, CqInitAttr, CqMembers, CqRing, CreateRequest, CreatedCq, Member, ProviderWc,
+    QueueResources, ResizeRequest, mlx5,
 };
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
@@ -41,7 +41,7 @@ const CQE_SIZE: u32 = 64;
 pub(crate) struct CqInner {
     pub(crate) object: Object<QueueResources>,
     /// Tells the poller which queue pairs are retired: it discards their completions.
-    pub(crate) members: CqMembers,
+    pub(crate) members: Arc<dyn CqMembers>,
     /// Numbers that no new queue pair may have, because completions with them name loans of an earlier one.
     pub(crate) numbers: Arc<Numbers>,
     event_key: EventKey,
@@ -385,9 +385,11 @@ impl CqBuilder {
             let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
             Ok(Object::new(file.clone(), Class::CQ, handle, resources))
         };
-        let (object, ring) =
-            file.provider.create_cq(attr, source, file.kernel.mapper(), execute)?;
-        let (members, gate) = (ring.members(), ring.gate().clone());
+        let (object, created) = provider::create(VERB, execute, |execute| {
+            file.provider.create_cq(attr, source, &*file.kernel, execute)
+        })?;
+        let CreatedCq { ring, members } = created;
+        let gate = members.poll_gate().gate().clone();
         let arms_directly = channel.is_some() && !file.kernel.is_hosted();
         let arm_sn = event_key.arm_sn().clone();
         let numbers = Arc::default();
@@ -436,7 +438,7 @@ impl CompletionQueue {
         let again = self.control.inner.file().kernel.polled();
         self.ring.catch_up();
         if again {
-            self.ring.mark_dirty();
+            self.control.inner.members.poll_gate().mark_dirty();
         }
         Ok(())
     }
@@ -542,22 +544,20 @@ impl CompletionQueue {
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
         const VERB: &str = "req_notify_cq";
         let solicited = notify == Notify::Solicited;
-        if self.gate.is_shut() || !self.arms_directly {
-            return self.notify_hosted(VERB, solicited);
-        }
-        match &mut self.ring {
-            CqRing::Rxe(_) => self.inner.notify(VERB, solicited),
-            CqRing::Mlx5(cq) => {
+        match &self.ring {
+            CqRing::Mlx5(cq) if self.arms_directly && !self.gate.is_shut() => {
                 cq.arm(solicited, self.arm_sn.shifted());
                 Ok(())
             }
+            _ => self.req_notify_checked(VERB, solicited),
         }
     }
 
-    /// Arms the queue where the device is in this process; an error for a queue that cannot be armed.
+    /// As [`req_notify`](Self::req_notify), with all checks: for a queue that the kernel arms, whose device is in this
+    /// process, or that cannot be armed.
     #[cold]
     #[inline(never)]
-    fn notify_hosted(&self, verb: &'static str, solicited: bool) -> Result<()> {
+    fn req_notify_checked(&self, verb: &'static str, solicited: bool) -> Result<()> {
         if self.control.inner.channel.is_none() {
             return Err(Error::invalid(verb, "the queue was created without a channel"));
         }
@@ -624,10 +624,7 @@ impl CompletionQueue {
             })
         };
         match &mut self.ring {
-            CqRing::Mlx5(cq) => {
-                let held = inner.object.memory().and_then(QueueResources::mlx5);
-                cq.resize(cqe, source, held, execute)
-            }
+            CqRing::Mlx5(cq) => cq.resize(cqe, source, execute),
             CqRing::Rxe(cq) => cq.resize(cqe, VERB, file.kernel.mapper(), execute),
         }
     }

@@ -78,7 +78,8 @@ impl Context {
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, length: usize, align: usize) -> Result<DeviceMemory> {
         let file = &self.file;
-        let mut location = file.provider.device_memory(VERB)?;
+        check_driver(file, VERB)?;
+        let mut location = DmLocation::default();
         file.check_fork(VERB)?;
         if !align.is_power_of_two() {
             let detail = format!("an alignment of {align}, which is no power of two");
@@ -86,8 +87,7 @@ impl Context {
         }
         let most = file.limits().map_or(u64::MAX, |limits| limits.max_dm_size);
         if most == 0 {
-            let detail = format!("{} has no memory of its own", file.device.name());
-            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
+            return Err(no_memory(file, VERB));
         }
         if length == 0 || length as u64 > most {
             let (length, most) = (ByteCount::of(length), ByteCount(most));
@@ -119,6 +119,16 @@ impl Context {
         let object = owner.exchange(window).0;
         Ok(DeviceMemory { inner: Arc::new(DmInner { object, location, length }) })
     }
+}
+
+/// Refuses a device whose driver has no device memory.
+pub(crate) fn check_driver(file: &File, verb: &'static str) -> Result<()> {
+    if file.provider.traits().device_memory { Ok(()) } else { Err(no_memory(file, verb)) }
+}
+
+fn no_memory(file: &File, verb: &'static str) -> Error {
+    let detail = format!("{} has no memory of its own", file.device.name());
+    Error::new(verb, Errno::OPNOTSUPP).detail(detail)
 }
 
 pub(crate) fn map(

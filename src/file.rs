@@ -41,7 +41,7 @@ const DISASSOCIATE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 100
 pub(crate) struct File {
     pub(crate) kernel: Box<dyn Kernel>,
     pub(crate) device: Device,
-    pub(crate) provider: Provider,
+    pub(crate) provider: Arc<dyn Provider>,
     pub(crate) epoch: Epoch,
     pub(crate) events: EventFile,
     pub(crate) keys: Arc<Keys>,
@@ -87,7 +87,7 @@ impl File {
     pub(crate) fn new(
         kernel: Box<dyn Kernel>,
         device: Device,
-        provider: Provider,
+        provider: Arc<dyn Provider>,
         epoch: Epoch,
         keys: Arc<Keys>,
         events: EventFile,

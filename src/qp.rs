@@ -378,8 +378,9 @@ impl<S: Sharing> QueuePair<S> {
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
         control.qp.destroy(HELD).map_err(|failed| {
             failed.map(|qp| {
-                let recv = recv_ring.map(|ring| RecvQueue::new(qp.clone(), ring));
-                let send = SendQueue::new(qp.clone(), send_ring);
+                let recv = recv_ring.map(|(ring, gate)| RecvQueue::new(qp.clone(), ring, gate));
+                let (ring, gate) = send_ring;
+                let send = SendQueue::new(qp.clone(), ring, gate);
                 QueuePair { send, recv, control: QpControl { qp } }
             })
         })

@@ -12,7 +12,7 @@ use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::{
-    CreateRequest, CreatedSrq, Member, QueueResources, SharedReceives, SrqInitAttr, SrqRing, rxe,
+    self, CreateRequest, CreatedSrq, Member, QueueResources, SharedReceives, SrqInitAttr, SrqRing,
 };
 use crate::qp::RecvBatch;
 use crate::uverbs::invoke_write::write;
@@ -24,7 +24,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
 use uverbs_uapi::srq as uapi;
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_SRQ, IB_USER_VERBS_CMD_QUERY_SRQ};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 const MASK_MAX_WR: u32 = 1;
 const MASK_LIMIT: u32 = 1 << 1;
@@ -312,15 +312,15 @@ impl SrqBuilder {
             let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
             Ok(Object::new(file.clone(), Class::SRQ, handle, resources))
         };
-        let (object, created) =
-            file.provider.create_srq(attr, source, file.kernel.mapper(), execute)?;
-        let CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge } = created;
+        let (object, created) = provider::create(VERB, execute, |execute| {
+            file.provider.create_srq(attr, source, &*file.kernel, execute)
+        })?;
+        let CreatedSrq { ring, gate, shared_receives, member, number, max_wr, max_sge } = created;
         let xrc = xrc.map(|(xrcd, cq)| {
             // Before anything can be posted: the poller must know the queue of each completion.
             cq.members.attach(&member);
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });
-        let gate = ring.gate().clone();
         Ok(SharedReceiveQueue {
             inner: Arc::new(SrqInner {
                 object,
@@ -370,13 +370,9 @@ impl SharedReceiveQueue {
             srq_limit: limit,
             ..Default::default()
         };
-        let driver = match &self.ring {
-            SrqRing::Rxe(_) => rxe::rq::SET_LIMIT.as_bytes(),
-            SrqRing::Mlx5(_) => &[],
-        };
-        let modified = self
-            .inner
-            .file()
+        let file = self.inner.file();
+        let driver = file.provider.traits().srq_limit_request;
+        let modified = file
             .execute(VERB, write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []));
         modified.map_err(|error| match error.errno() {
             Errno::INVAL => {

@@ -5,14 +5,15 @@ use crate::context::Context;
 use crate::error::{ErrorWith, Result};
 use crate::file::File;
 use crate::object::destroy_sole;
-use crate::provider::ThreadRegister;
+use crate::provider::RegisterLease;
 use std::sync::Arc;
 
 /// The part of a thread domain that its queues hold.
 #[derive(Debug)]
 pub(crate) struct TdInner {
     pub(crate) file: Arc<File>,
-    pub(crate) register: ThreadRegister,
+    /// `None` where the doorbell is in the kernel.
+    pub(crate) register: Option<RegisterLease>,
 }
 
 /// A thread domain: exclusive use of a doorbell register.

@@ -9,7 +9,7 @@ use crate::memory::mapping::{Mapper, Mapping};
 use crate::number::Qpn;
 use crate::provider::ProviderWc;
 use crate::provider::poll_gate::PollGate;
-use crate::provider::{RecvCursor, SendCursor, SendLimits, rxe};
+use crate::provider::{SendLimits, rxe};
 use crate::qp::state::QpType;
 use crate::sync::fork::Epoch;
 use crate::wr::{PostError, QpTransport, RecvWr, SendWr};
@@ -76,8 +76,7 @@ impl Sends {
 
     /// Writes a request `count` times into the same free slots as the last time.
     pub(super) fn write(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
-        let (at, room) = self.0.begin();
-        let mut cursor = SendCursor { at, room, ..SendCursor::default() };
+        let mut cursor = self.0.begin();
         (0..count).try_for_each(|_| self.0.push(&mut cursor, wr))
     }
 }
@@ -95,8 +94,7 @@ impl Recvs {
 
     /// Writes a request `count` times into the same free slots as the last time.
     pub(super) fn write(&mut self, recv: &RecvWr<'_>, count: u32) -> Result<(), PostError> {
-        let (at, room) = self.0.begin();
-        let mut cursor = RecvCursor { at, room, ..RecvCursor::default() };
+        let mut cursor = self.0.begin();
         (0..count).try_for_each(|_| self.0.push(&mut cursor, recv))
     }
 }

@@ -249,7 +249,7 @@ impl<T> OwnedCompletionQueue<T> {
             );
             return Err(Error::invalid(VERB, detail).with(srq));
         };
-        let number = member.number().filter(|_| Arc::ptr_eq(cq, &self.cq.inner));
+        let number = member.number.filter(|_| Arc::ptr_eq(cq, &self.cq.inner));
         let (Some(number), member) = (number, member.clone()) else {
             let detail = format!("the receives of {} complete to another queue", name_of_srq(&srq));
             return Err(Error::invalid(VERB, detail).with(srq));
@@ -311,7 +311,8 @@ impl<T> OwnedCompletionQueue<T> {
         let recv = srq.map_or(recvs.loans(), OwnedSharedReceiveQueue::loans).clone();
         let (send, depth) = (sends.loans().clone(), caps.max_send_wr);
         let member = qp.qp.member.clone();
-        let lease = member.is_numbered_by_the_kernel().then(|| self.cq.inner.numbers.lease(number));
+        let by_kernel = qp.qp.file().provider.traits().kernel_numbers_members;
+        let lease = by_kernel.then(|| self.cq.inner.numbers.lease(number));
         let adopted = self.qps.new_qp((number, member, lease), send, recv, depth);
         self.qps.add(adopted.clone());
         (self.spare, self.spare_left) = (spare, spare);
@@ -327,7 +328,7 @@ impl<T> OwnedCompletionQueue<T> {
     ) -> Result<(u32, Arc<KernelPd>, u32)> {
         let invalid = |detail: String| Err(Error::invalid(VERB, detail));
         let name = name_of_qp(qp);
-        let base = (&qp.qp.base, qp.qp.member.number());
+        let base = (&qp.qp.base, qp.qp.member.number);
         let (Base::Domain { send_cq, recv_cq, srq: own, pd }, Some(number)) = base else {
             return invalid(format!("{name} has no queues"));
         };

@@ -302,7 +302,7 @@ mod tests {
     }
 
     fn add(map: &mut QpMap<u32>, number: u32) -> Arc<AdoptedQp<u32>> {
-        let qp = map.new_qp((number, Member::None, None), loans(), loans(), 2);
+        let qp = map.new_qp((number, Member::default(), None), loans(), loans(), 2);
         map.add(qp.clone());
         qp
     }
@@ -315,7 +315,7 @@ mod tests {
         let (indices, mut map) = (UidxAllocator::new(), QpMap::new());
         let uidx = indices.take().unwrap();
         let number = uidx.get();
-        let member = Member::Mlx5(SharedQp::new(7, uidx, Some(4), Receives::None));
+        let member = SharedQp::new(7, uidx, Some(4), Receives::None).member();
         let qp = map.new_qp((number, member, None), loans(), loans(), 2);
         map.add(qp.clone());
         qp.close();
@@ -384,7 +384,7 @@ mod tests {
         let mut map = QpMap::new();
         let shared = loans();
         let all: Vec<_> = (0..3)
-            .map(|n| map.new_qp((n, Member::None, None), loans(), shared.clone(), 2))
+            .map(|n| map.new_qp((n, Member::default(), None), loans(), shared.clone(), 2))
             .collect();
         assert_eq!(map.needed_for(&shared), 3);
         all.iter().for_each(|qp| map.add(qp.clone()));

@@ -5,9 +5,10 @@
 //! back to the provider becomes the rings, with which it ends.
 
 use super::{
-    Member, NamedAddresses, QueueResources, RecvRing, SendRing, SharedReceives, SrqRing,
-    ThreadRegister,
+    CqMembers, CqRing, Member, NamedAddresses, RecvRing, RegisterLease, SendRing, SharedReceives,
+    SrqRing,
 };
+use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::memory::gate::Gate;
 use crate::number::Qpn;
@@ -15,6 +16,9 @@ use crate::qp::ece::Ece;
 use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
 use crate::wr::QpTransport;
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::panic::RefUnwindSafe;
 use std::sync::Arc;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
@@ -29,6 +33,34 @@ pub(crate) struct CreateRequest<'a> {
     pub(crate) resources: QueueResources,
 }
 
+/// The resources of a queue that the device may use until the queue is destroyed: memory, doorbell records,
+/// doorbell registers. `None` where they are the kernel's.
+pub(crate) type QueueResources = Option<Arc<dyn Debug + Send + Sync + RefUnwindSafe>>;
+
+/// Has the kernel carry out a creation, once.
+pub(crate) type Execute<'e> = &'e mut (dyn FnMut(CreateRequest<'_>) -> Result<()> + 'e);
+
+/// Has the kernel change a queue pair, with the driver's input and room for its output.
+pub(crate) type ExecuteModify<'e> = &'e mut (dyn FnMut(&[u8], &mut [u8]) -> Result<()> + 'e);
+
+/// Creates an object: `provide` has a provider begin the command and end with the rings, and `execute` makes the
+/// kernel's object in between. If the rings fail, the object is destroyed.
+pub(crate) fn create<K, T>(
+    verb: &'static str,
+    execute: impl Fn(CreateRequest<'_>) -> Result<K>,
+    provide: impl FnOnce(Execute<'_>) -> Result<T>,
+) -> Result<(K, T)> {
+    let mut object = None;
+    let created = provide(&mut |request| {
+        object = Some(execute(request)?);
+        Ok(())
+    })?;
+    match object {
+        Some(object) => Ok((object, created)),
+        None => Err(Error::new(verb, Errno::PROTO).detail("the provider asked the kernel nothing")),
+    }
+}
+
 /// What a completion queue is asked to be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CqInitAttr {
@@ -37,6 +69,14 @@ pub(crate) struct CqInitAttr {
     pub(crate) cqe_size: u32,
     /// Whether the device shall write all of them.
     pub(crate) pad: bool,
+}
+
+/// A completion queue that was created.
+#[derive(Debug)]
+pub(crate) struct CreatedCq {
+    pub(crate) ring: CqRing,
+    /// The control path's side.
+    pub(crate) members: Arc<dyn CqMembers>,
 }
 
 /// A completion queue's move to a ring of another size.
@@ -64,7 +104,7 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) scatter: bool,
     /// The shared receive queue that receives come from.
     pub(crate) srq: Option<&'a SharedReceives>,
-    pub(crate) register: Option<&'a ThreadRegister>,
+    pub(crate) register: Option<&'a RegisterLease>,
 }
 
 impl QpInitAttr<'_> {
@@ -116,6 +156,8 @@ pub(crate) struct SrqInitAttr {
 #[derive(Debug)]
 pub(crate) struct CreatedSrq {
     pub(crate) ring: SrqRing,
+    /// Open in the process that created the queue; shut in a forked child.
+    pub(crate) gate: Gate,
     /// What queue pairs have to know of it.
     pub(crate) shared_receives: SharedReceives,
     /// What its completion queue knows it by, if it is of an XRC domain.

@@ -1,8 +1,8 @@
 //! ConnectX and BlueField: the queues are in memory of this process, and the device is rung through
 //! registers that are mapped into it.
 //!
-//! Pairs with `hw/mlx5` of the kernel. [`context`] opens, [`qp`] creates queue pairs, [`uar`] has the
-//! doorbell registers. [`sq`] writes sends in the segments of [`wqe`] and rings; [`rq`] and [`srq`] take
+//! Pairs with `hw/mlx5` of the kernel. [`Mlx5`] is the provider. [`context`] opens, [`qp`] creates queue pairs, [`uar`]
+//! has the doorbell registers. [`sq`] writes sends in the segments of [`wqe`] and rings; [`rq`] and [`srq`] take
 //! receives. [`cq`] creates completion queues and polls them, [`cqe`] reads completions, [`qp_table`]
 //! finds the queue pair of one and [`wr_ids`] its work request.
 
@@ -30,29 +30,38 @@ pub(crate) mod umr;
 pub(crate) mod wqe;
 pub(crate) mod wr_ids;
 
-use super::DriverTraits;
 use super::driver_response::DriverResponse;
+use super::{
+    CqInitAttr, CreatedCq, CreatedQp, CreatedSrq, CreatedTarget, DriverTraits, Execute,
+    ExecuteModify, LinkProtocol, Provider, QpInitAttr, RdAtomic, RegisterLease, SrqInitAttr,
+};
 use crate::error::{Error, Result};
 use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::barrier;
 use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, RECORD};
 use crate::memory::gate::Gate;
 use crate::uverbs::kernel::Kernel;
+use crate::wr::Address;
 use context::Limits;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uar::Registers;
 use uidx::{Uidx, UidxAllocator};
+use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_alloc_pd_resp, mlx5_ib_create_ah_resp};
 use uverbs_uapi::mlx5::context::mlx5_ib_query_device_resp;
 
 const VERB: &str = "open_device";
 
-pub(super) const TRAITS: DriverTraits = DriverTraits {
+const TRAITS: DriverTraits = DriverTraits {
     on_demand_in_place_only: false,
     asks_allocators: true,
     resets_needed: 1,
     addresses_by_link: true,
+    raw_packets: true,
+    device_memory: true,
+    kernel_numbers_members: false,
+    srq_limit_request: &[],
     device_response: DriverResponse::room_for::<mlx5_ib_query_device_resp>(),
     pd_response: DriverResponse::room_for::<mlx5_ib_alloc_pd_resp>(),
     ah_response: DriverResponse::room_for::<mlx5_ib_create_ah_resp>(),
@@ -91,9 +100,6 @@ impl Mlx5 {
         &self.limits
     }
 
-    pub(crate) fn registers(&self) -> &Arc<Registers> {
-        &self.registers
-    }
     /// A doorbell record, of the allocator if that gives one.
     fn doorbell_record(&self, source: &Source<'_>) -> Result<Arc<DoorbellRecord>> {
         let fail = |errno| Error::new(source.verb, errno);
@@ -118,6 +124,114 @@ impl Mlx5 {
                 "2^24 queue pairs and shared receive queues of XRC domains are alive in this context",
             )
         })
+    }
+}
+
+impl Provider for Mlx5 {
+    fn traits(&self) -> &'static DriverTraits {
+        &TRAITS
+    }
+
+    fn reimport(&self, kernel: &dyn Kernel) -> Result<Arc<dyn Provider>> {
+        Ok(Arc::new(Mlx5::new(self.limits, kernel)?))
+    }
+
+    fn close(&self, kernel: &dyn Kernel) {
+        self.registers.close(kernel);
+    }
+
+    fn refuses_dmabufs(&self, has_method: bool, on_demand: bool) -> Option<&'static str> {
+        if !has_method {
+            return Some("this kernel does not know them; Linux 5.12 or later does");
+        }
+        (!on_demand).then_some(
+            "it does not page on demand, and its driver takes dma-bufs only for a device that does, \
+             since Linux 7.2 and in later releases of 6.12",
+        )
+    }
+
+    fn rd_atomic(&self) -> Option<RdAtomic> {
+        Some(self.limits.rd_atomic)
+    }
+
+    fn pd_number(
+        &self,
+        kernel: &dyn Kernel,
+        handle: u32,
+    ) -> std::result::Result<Option<u32>, Errno> {
+        pd::number(kernel, handle).map(Some)
+    }
+
+    fn address(
+        &self,
+        _: &'static str,
+        attr: &ib_uverbs_ah_attr,
+        link: LinkProtocol,
+        response: &DriverResponse,
+    ) -> Result<Address> {
+        Ok(Address::Mlx5(ah::vector(attr, link, response)))
+    }
+
+    fn create_cq(
+        &self,
+        attr: CqInitAttr,
+        source: Source<'_>,
+        _: &dyn Kernel,
+        execute: Execute<'_>,
+    ) -> Result<CreatedCq> {
+        cq::create(self, attr, source, execute)
+    }
+
+    fn create_qp(
+        &self,
+        attr: QpInitAttr<'_>,
+        source: Source<'_>,
+        kernel: &dyn Kernel,
+        execute: Execute<'_>,
+    ) -> Result<CreatedQp> {
+        qp::create(self, attr, source, kernel, execute)
+    }
+
+    fn create_srq(
+        &self,
+        attr: SrqInitAttr,
+        source: Source<'_>,
+        _: &dyn Kernel,
+        execute: Execute<'_>,
+    ) -> Result<CreatedSrq> {
+        srq::create(self, attr, source, execute)
+    }
+
+    fn create_target(&self, verb: &'static str, execute: Execute<'_>) -> Result<CreatedTarget> {
+        qp::create_target(self, verb, execute)
+    }
+
+    fn modify_qp_with_ece(
+        &self,
+        _: &'static str,
+        options: u32,
+        execute: ExecuteModify<'_>,
+    ) -> Result<u32> {
+        qp::modify_with_ece(options, execute)
+    }
+
+    fn thread_register(
+        &self,
+        kernel: &dyn Kernel,
+        verb: &'static str,
+    ) -> Result<Option<RegisterLease>> {
+        self.registers.for_thread(kernel).map(Some).map_err(|(errno, have)| {
+            let why = match errno {
+                Errno::NOSPC | Errno::NOMEM => "the device has no doorbell register left",
+                _ => "no page of doorbell registers could be had",
+            };
+            Error::from_kernel(verb, errno)
+                .detail(format!("{why}; thread domains of this context have {have}"))
+        })
+    }
+
+    fn mlx5(&self, _: &'static str) -> Result<&Mlx5> {
+        Ok(self)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::memory::allocator::Source;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, Shared, Sharing};
-use crate::provider::{CreateRequest, CreatedQp, QpInitAttr};
+use crate::provider::{self, CreateRequest, CreatedQp, QpInitAttr};
 use crate::srq::{SrqInner, SrqRef};
 use crate::sync::lock::Lock;
 use rustix::io::Errno;
@@ -206,8 +206,8 @@ impl<S: Sharing> QpBuilder<S> {
         loop {
             let qp = self.create(VERB, &file)?;
             let leased = |cq: &CqInner| {
-                let member = &qp.qp.member;
-                let number = member.number().filter(|_| member.is_numbered_by_the_kernel());
+                let by_kernel = file.provider.traits().kernel_numbers_members;
+                let number = qp.qp.member.number.filter(|_| by_kernel);
                 number.is_some_and(|number| cq.numbers.is_leased(number))
             };
             if !leased(&self.send_cq) && !leased(&self.recv_cq) {
@@ -232,7 +232,7 @@ impl<S: Sharing> QpBuilder<S> {
             signal_all: self.signal_all,
             scatter: self.scatter,
             srq: self.srq.as_ref().map(|srq| &srq.shared_receives),
-            register: self.pd.td.as_ref().map(|td| &td.register),
+            register: self.pd.td.as_ref().and_then(|td| td.register.as_ref()),
         };
         let source = Source { verb, allocator: self.pd.allocator.as_ref() };
         let execute = |request: CreateRequest<'_>| {
@@ -259,14 +259,16 @@ impl<S: Sharing> QpBuilder<S> {
             let handle = handle.map_err(|errno| Error::new(verb, errno))?;
             Ok(Object::new(file.clone(), Class::QP, handle, resources))
         };
-        let (object, created) = file.provider.create_qp(attr, source, &*file.kernel, execute)?;
+        let (object, created) = provider::create(verb, execute, |execute| {
+            file.provider.create_qp(attr, source, &*file.kernel, execute)
+        })?;
         let CreatedQp { send, recv, qpn, cap, member, gate, named, ece } = created;
         let qp = Arc::new(QpInner {
             object,
             qpn: Qpn(qpn),
             qp_type: self.qp_type,
             caps: QpCaps::new(&cap),
-            state: Tracked::new(Some(gate)),
+            state: Tracked::new(Some(gate.clone())),
             moving: Lock::default(),
             scatters: self.scatter,
             local: Lock::default(),
@@ -291,8 +293,8 @@ impl<S: Sharing> QpBuilder<S> {
         }
         let qp = QpHandle::new(qp);
         Ok(QueuePair {
-            send: SendQueue::new(qp.clone(), send),
-            recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),
+            send: SendQueue::new(qp.clone(), send, gate.clone()),
+            recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring, gate)),
             control: QpControl { qp },
         })
     }
@@ -317,7 +319,7 @@ impl<S: Sharing> QpBuilder<S> {
             QpType::RAW_PACKET if self.srq.is_some() => {
                 Err(Error::invalid(verb, "raw packets are received by queues of their own only"))
             }
-            QpType::RAW_PACKET if !self.pd.file().provider.has_raw_packets() => {
+            QpType::RAW_PACKET if !self.pd.file().provider.traits().raw_packets => {
                 Err(self.explain(Error::new(verb, Errno::OPNOTSUPP), 0))
             }
             QpType::RAW_PACKET => Ok(()),

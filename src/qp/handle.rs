@@ -154,7 +154,7 @@ impl QpInner {
             if asked == 0 {
                 modify(&[], &mut [])?;
             } else {
-                let granted = file.provider.modify_qp_with_ece(verb, asked, modify)?;
+                let granted = file.provider.modify_qp_with_ece(verb, asked, &mut modify)?;
                 ece.into_iter().for_each(|ece| ece.grant(granted));
             }
         }

@@ -46,13 +46,13 @@ pub struct RecvQueue {
 }
 
 impl RecvQueue {
-    pub(super) fn new(qp: QpHandle, ring: RecvRing) -> Self {
-        let (gate, least_level) = (ring.gate().clone(), first_state(qp.qp_type).gate_level());
+    pub(super) fn new(qp: QpHandle, ring: RecvRing, gate: Gate) -> Self {
+        let least_level = first_state(qp.qp_type).gate_level();
         RecvQueue { qp, ring, gate, least_level }
     }
 
-    pub(super) fn into_ring(self) -> RecvRing {
-        self.ring
+    pub(super) fn into_ring(self) -> (RecvRing, Gate) {
+        (self.ring, self.gate)
     }
 
     /// Begins anew after the kernel reset the queue pair.

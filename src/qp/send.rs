@@ -56,8 +56,7 @@ pub(super) struct SendContext {
 }
 
 impl<S: Sharing> SendQueue<S> {
-    pub(super) fn new(qp: QpHandle, ring: SendRing) -> Self {
-        let gate = ring.gate().clone();
+    pub(super) fn new(qp: QpHandle, ring: SendRing, gate: Gate) -> Self {
         let pd = qp.pd();
         let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
         let context = SendContext { qp, gate, thread };
@@ -70,8 +69,8 @@ impl<S: Sharing> SendQueue<S> {
         matches!(&self.ring, SendRing::Mlx5(ring) if ring.owns_register())
     }
 
-    pub(super) fn into_ring(self) -> SendRing {
-        self.ring
+    pub(super) fn into_ring(self) -> (SendRing, Gate) {
+        (self.ring, self.context.gate)
     }
 
     /// Begins anew after the kernel reset the queue pair.

@@ -9,7 +9,7 @@ use crate::events::keys::{EventKey, EventSourceKind};
 use crate::mcast::Groups;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
-use crate::provider::{CreateRequest, CreatedTarget, Member, QueueResources};
+use crate::provider::{self, CreateRequest, CreatedTarget, Execute, Member};
 use crate::sync::lock::Lock;
 use crate::uverbs::invoke_write::write;
 use crate::xrcd::XrcDomain;
@@ -61,17 +61,17 @@ impl XrcDomain {
                 .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap);
             let made = file.execute(VERB, &mut command);
             let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
-            made.map_err(|error| match error.errno() {
-                Errno::OPNOTSUPP => {
-                    error.detail(format!("{} has no XRC targets", file.device.name()))
-                }
-                _ => error.context(|| {
-                    format!("a target of XRC domain {} on {}", self.handle(), file.device.name())
-                }),
-            })?;
+            made?;
             handle.map_err(|errno| Error::new(VERB, errno))
         };
-        let (handle, created) = file.provider.create_target(VERB, execute)?;
+        let provide = |execute: Execute<'_>| file.provider.create_target(VERB, execute);
+        let created = provider::create(VERB, execute, provide);
+        let (handle, created) = created.map_err(|error| match error.errno() {
+            Errno::OPNOTSUPP => error.detail(format!("{} has no XRC targets", file.device.name())),
+            _ => error.context(|| {
+                format!("a target of XRC domain {} on {}", self.handle(), file.device.name())
+            }),
+        })?;
         let CreatedTarget { qpn, member, ece } = created;
         Ok(self.target(handle, Qpn(qpn), event_key, member, ece))
     }
@@ -106,7 +106,7 @@ impl XrcDomain {
             }
             _ => error.context(|| format!("the target {qpn} of XRC domain {}", self.handle())),
         })?;
-        let target = self.target(resp.qp_handle, Qpn(resp.qpn), event_key, Member::None, None);
+        let target = self.target(resp.qp_handle, Qpn(resp.qpn), event_key, Member::default(), None);
         target.query().map_err(|error| error.in_verb(VERB))?;
         Ok(target)
     }
@@ -119,8 +119,7 @@ impl XrcDomain {
         member: Member,
         ece: Option<Ece>,
     ) -> XrcTarget {
-        let object =
-            Object::new(self.inner.file().clone(), Class::QP, handle, QueueResources::None);
+        let object = Object::new(self.inner.file().clone(), Class::QP, handle, None);
         let qp = Arc::new(QpInner {
             object,
             qpn,

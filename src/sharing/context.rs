@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::events::keys::Keys;
 use crate::file::{File, FileFacts, random};
 use crate::handles::ObjectKind;
-use crate::provider::{Opening, Provider};
+use crate::provider::{self, Opening, Provider};
 use crate::sharing::envelope::Envelope;
 use crate::sync::fork::Epoch;
 use crate::uverbs::command::Command;
@@ -129,11 +129,11 @@ impl Context {
         envelope: Option<&Envelope>,
     ) -> Result<Context> {
         let exported = envelope.map(|envelope| exported_facts(&device, envelope)).transpose()?;
-        let mut opening = Opening::new(&device).map_err(|error| error.in_verb(VERB))?;
+        let mut opening = provider::open(&device).map_err(|error| error.in_verb(VERB))?;
         let epoch = Epoch::of_verb(VERB)?;
         let kernel = kernel(opening.driver(), epoch);
         Context::join(VERB, kernel, device, epoch, |kernel| {
-            let queried = query_facts(kernel, &mut opening)?;
+            let queried = query_facts(kernel, &mut *opening)?;
             let provider = opening.finish(kernel).map_err(|error| error.in_verb(VERB))?;
             let exported = exported.unwrap_or(FileFacts::assumed());
             // What the kernel says overrides what the exporter said.
@@ -162,7 +162,8 @@ impl Context {
         let epoch = Epoch::of_verb(VERB)?;
         let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
         Context::join(VERB, kernel, file.device.clone(), epoch, |kernel| {
-            Ok((file.provider.reimport(kernel, VERB)?, file.facts()))
+            let provider = file.provider.reimport(kernel);
+            Ok((provider.map_err(|error| error.in_verb(VERB))?, file.facts()))
         })
     }
 
@@ -173,7 +174,7 @@ impl Context {
         kernel: Box<dyn Kernel>,
         device: Device,
         epoch: Epoch,
-        provide: impl FnOnce(&dyn Kernel) -> Result<(Provider, FileFacts)>,
+        provide: impl FnOnce(&dyn Kernel) -> Result<(Arc<dyn Provider>, FileFacts)>,
     ) -> Result<Context> {
         let events = alloc_async_fd(&*kernel, verb).map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
@@ -217,7 +218,7 @@ fn exported_facts(device: &Device, envelope: &Envelope) -> Result<FileFacts> {
 }
 
 /// The kernel's facts about a file; `None` where the driver does not implement QUERY_CONTEXT.
-fn query_facts(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<FileFacts>> {
+fn query_facts(kernel: &dyn Kernel, opening: &mut dyn Opening) -> Result<Option<FileFacts>> {
     let (mut vectors, mut support) = (0u32, 0u64);
     let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT);
     command

@@ -4,7 +4,7 @@
 use super::envelope::{Envelope, Fingerprint};
 use super::imported::{Imported, sealed::Sealed, stale};
 use crate::context::Context;
-use crate::dm::{DeviceMemory, DmInner, map};
+use crate::dm::{DeviceMemory, DmInner, check_driver, map};
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
@@ -88,7 +88,9 @@ impl Context {
 
 fn query(file: &File, verb: &'static str, handle: u32) -> Result<(DmLocation, u64)> {
     file.check_fork(verb)?;
-    file.provider.find_device_memory(verb, &*file.kernel, handle).map_err(|error| {
+    check_driver(file, verb)?;
+    DmLocation::query(&*file.kernel, handle).map_err(|errno| {
+        let error = Error::from_kernel(verb, errno);
         match error.errno() {
             Errno::NOENT => error.detail(format!(
                 "{} has no device memory with handle {handle} in this context",

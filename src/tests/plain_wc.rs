@@ -101,7 +101,7 @@ fn plain_completions_of_mlx5_say_what_lent_ones_say() {
             batch.push(SendWr::send(&[]).inline(b"x").id(id).signaled()).unwrap();
         }
         ring(batch).unwrap();
-        let (index, qpn) = (qp.qp.member.number().unwrap(), qp.qpn().0);
+        let (index, qpn) = (qp.qp.member.number.unwrap(), qp.qpn().0);
         device.write(cqe(opcode::MLX5_CQE_REQ.0, index, qpn, 0));
         let mut failed = cqe(opcode::MLX5_CQE_REQ_ERR.0, index, qpn, 1);
         failed[54] = 0x88;

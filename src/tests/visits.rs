@@ -94,7 +94,7 @@ impl Bench {
                 Done | Silent | Stray => REQ,
                 Failed | FailedStray => REQ_ERR,
             };
-            let number = qp.qp.member.number().unwrap();
+            let number = qp.qp.member.number.unwrap();
             let mut core = cqe(opcode, number, qp.qpn().0, self.completed[of]);
             if opcode == REQ_ERR {
                 (core[54], core[55]) = (VENDOR, SYNDROME);

@@ -29,7 +29,7 @@ use crate::context::Context;
 use crate::device::{Device, DriverId};
 use crate::error::Result;
 use crate::memory::mapping::{Mapper, Mapping};
-use crate::provider::Opening;
+use crate::provider;
 use crate::sharing::envelope::Envelope;
 use crate::sync::fork::Epoch;
 pub(crate) use mlx5::ScriptedMlx5;
@@ -170,7 +170,7 @@ impl Script {
     pub(crate) fn try_open(&self, device: &str) -> Result<Context> {
         let epoch = Epoch::current().expect("an epoch");
         let device = self.plant(device);
-        let opening = Opening::new(&device)?;
+        let opening = provider::open(&device)?;
         let kernel = Box::new(ScriptedKernel::new(self.clone(), opening.driver(), epoch));
         Context::on(kernel, device, opening, epoch)
     }

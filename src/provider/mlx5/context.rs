@@ -9,15 +9,16 @@ use super::wqe::LONGEST;
 use super::wr_ids::WQE_INDICES;
 use crate::error::{Error, Result};
 use crate::memory::wqe_segment::SEGMENT;
-use crate::provider::RdAtomic;
+use crate::provider::{self, Provider, RdAtomic};
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use crate::wr::Packet;
 use rustix::io::Errno;
+use std::sync::Arc;
 use uverbs_uapi::device::{
     ib_atomic_cap, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
-    ib_uverbs_raw_packet_caps,
+    ib_uverbs_raw_packet_caps, rdma_driver_id,
 };
 use uverbs_uapi::mlx5::context::{
     mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp, mlx5_ib_alloc_ucontext_resp_mask,
@@ -57,8 +58,14 @@ impl Mlx5Opening {
         };
         Mlx5Opening { request, response: Default::default(), inquired: false }
     }
+}
 
-    pub(crate) fn request<'a>(&'a mut self, command: &mut Command<'a>) {
+impl provider::Opening for Mlx5Opening {
+    fn driver(&self) -> u32 {
+        rdma_driver_id::RDMA_DRIVER_MLX5.0
+    }
+
+    fn request<'a>(&'a mut self, command: &mut Command<'a>) {
         command
             .input(UVERBS_ATTR_UHW_IN, &self.request)
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response);
@@ -66,22 +73,23 @@ impl Mlx5Opening {
 
     /// As [`request`](Self::request), for a context that is established already. The response does not say
     /// whether the context has DEVX.
-    pub(crate) fn inquire<'a>(&'a mut self, command: &mut Command<'a>) {
+    fn inquire<'a>(&'a mut self, command: &mut Command<'a>) -> bool {
         self.inquired = true;
         command.output(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mut self.response);
+        true
     }
 
     /// Asks for less after a refusal; `false` if there is nothing left to do without. A firmware
     /// or a kernel without DEVX, or one that does not give it to this user, makes a context that
     /// can do all but that.
-    pub(crate) fn retreat(&mut self) -> bool {
+    fn retreat(&mut self) -> bool {
         let devx = mlx5_ib_alloc_uctx_v2_flags::MLX5_IB_ALLOC_UCTX_DEVX.bits();
         let had = self.request.flags & devx != 0;
         self.request.flags &= !devx;
         had
     }
 
-    pub(crate) fn finish(self, kernel: &dyn Kernel) -> Result<Mlx5> {
+    fn finish(self: Box<Self>, kernel: &dyn Kernel) -> Result<Arc<dyn Provider>> {
         let devx = (!self.inquired).then_some(self.request.flags != 0);
         let mut limits = Limits::new(&self.response, devx)?;
         // These limits are not in the response of the context.
@@ -99,7 +107,7 @@ impl Mlx5Opening {
         limits.raw_packet.checksums =
             ib_uverbs_raw_packet_caps::from_bits_retain(device.raw_packet_caps)
                 .contains(ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_IP_CSUM);
-        Mlx5::new(limits, kernel)
+        Ok(Arc::new(Mlx5::new(limits, kernel)?))
     }
 }
 

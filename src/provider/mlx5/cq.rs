@@ -17,7 +17,7 @@ use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::{DoorbellRegister, DoorbellRegisterWord};
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::poll_gate::PollGate;
-use crate::provider::{self, CqInitAttr, CreateRequest, ResizeRequest};
+use crate::provider::{self, CqInitAttr, CreateRequest, CreatedCq, Execute, ResizeRequest};
 use crate::sync::fork::Epoch;
 use crate::uverbs::command::Command;
 use crate::wc::WcOpcode;
@@ -79,12 +79,12 @@ impl CqSize {
 /// Creates a completion queue: its size, its memory, what the kernel is asked, and the ring.
 ///
 /// Pairs with `create_cq_user` in `hw/mlx5/cq.c`, which pins the memory that is named here.
-pub(crate) fn create<K>(
+pub(super) fn create(
     mlx5: &Mlx5,
     attr: CqInitAttr,
     source: Source<'_>,
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, Mlx5Cq)> {
+    execute: Execute<'_>,
+) -> Result<CreatedCq> {
     let size = CqSize::new(mlx5.limits.max_cqe, attr.cqe, attr.cqe_size)
         .map_err(|detail| Error::invalid(source.verb, detail))?;
     if attr.pad && size.cqe != 128 {
@@ -124,15 +124,17 @@ pub(crate) fn create<K>(
     if short_page_id.is_none() {
         command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, page_id);
     }
-    let (pinned, resources) = (memory.len(), Mlx5Resources::new(&dbrec, Some(memory)));
-    let resources = provider::QueueResources::Mlx5(resources);
+    let (pinned, held) = (memory.len(), Arc::new(Mlx5Resources::new(&dbrec, Some(memory))));
+    let resources: provider::QueueResources = Some(held.clone());
     let has_dmabuf = memory_dmabuf.is_some() || dbrec_dmabuf.is_some();
-    let object = execute(CreateRequest { command, pinned, resources })
+    execute(CreateRequest { command, pinned, resources })
         .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
 
     let mut ring = Mlx5Cq::new(buffer, dbrec, PollGate::new(gate), arming, response.cqn);
     ring.max_cqe = mlx5.limits.max_cqe;
-    Ok((object, ring))
+    ring.held = Some(held);
+    let members = ring.registry().clone();
+    Ok(CreatedCq { ring: provider::CqRing::Mlx5(ring), members })
 }
 
 /// Memory for completions, of which the device has not written any.
@@ -170,6 +172,8 @@ pub(crate) struct Mlx5Cq {
     max_cqe: u32,
     /// The completion that [`take_other`](Self::take_other) found.
     odd: FoundCqe,
+    /// What the kernel's object holds; a resize exchanges its memory.
+    held: Option<Arc<Mlx5Resources>>,
 }
 
 /// The fields of a CQE that every poll reads.
@@ -203,6 +207,7 @@ impl Mlx5Cq {
             table: QpTable::default(),
             max_cqe: MAX_CQE,
             odd: FoundCqe::default(),
+            held: None,
         }
     }
 
@@ -468,12 +473,11 @@ impl Mlx5Cq {
     /// happens if the queue has that size already: the kernel would report success and leave the device
     /// where it is.
     ///
-    /// Pairs with `mlx5_ib_resize_cq` in `hw/mlx5/cq.c`. `held` is what the kernel's object holds.
+    /// Pairs with `mlx5_ib_resize_cq` in `hw/mlx5/cq.c`.
     pub(crate) fn resize(
         &mut self,
         cqe: u32,
         source: Source<'_>,
-        held: Option<&Mlx5Resources>,
         execute: impl FnOnce(ResizeRequest<'_>) -> Result<()>,
     ) -> Result<()> {
         let size = CqSize::new(self.max_cqe, cqe, self.cqe_size() as u32)
@@ -494,12 +498,12 @@ impl Mlx5Cq {
             // The driver pins the memory before it tells the device, and a device that refuses has not
             // moved. After any other error the device may be in either memory, so that both stay.
             let untouched = matches!(error.errno(), Errno::NOMEM | Errno::AGAIN);
-            if let (Some(held), false) = (held, untouched || error.is_refusal()) {
+            if let (Some(held), false) = (&self.held, untouched || error.is_refusal()) {
                 held.keep(memory);
             }
             return Err(error);
         }
-        let before = held.and_then(|held| held.exchange(memory));
+        let before = self.held.as_ref().and_then(|held| held.exchange(memory));
         self.exchange(buffer);
         // The allocator may be called for it, now that the ring has left it.
         drop(before);

@@ -17,8 +17,8 @@ use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::{
-    self, CreateRequest, CreatedQp, CreatedTarget, Member, QpInitAttr, RecvRing, SendLimits,
-    SendRing, SharedReceives, ThreadRegister,
+    self, CreateRequest, CreatedQp, CreatedTarget, Execute, ExecuteModify, QpInitAttr, RecvRing,
+    SendLimits, SendRing, SharedReceives,
 };
 use crate::qp::ece::Ece;
 use crate::qp::state::QpType;
@@ -53,10 +53,7 @@ fn ece(mlx5: &Mlx5, response: &mlx5_ib_create_qp_resp) -> Option<Ece> {
 
 /// Has `execute` change a queue pair together with the options of its connection, and returns those that the device
 /// took.
-pub(crate) fn modify_with_ece(
-    options: u32,
-    execute: impl FnOnce(&[u8], &mut [u8]) -> Result<()>,
-) -> Result<u32> {
+pub(super) fn modify_with_ece(options: u32, execute: ExecuteModify<'_>) -> Result<u32> {
     let request = mlx5_ib_modify_qp { ece_options: options, ..Default::default() };
     let mut response = mlx5_ib_modify_qp_resp::default();
     execute(request.as_bytes(), response.as_mut_bytes())?;
@@ -92,13 +89,13 @@ struct QpRegister {
 }
 
 /// Creates a queue pair.
-pub(crate) fn create<K>(
+pub(super) fn create(
     mlx5: &Mlx5,
     attr: QpInitAttr<'_>,
     source: Source<'_>,
     kernel: &dyn Kernel,
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CreatedQp)> {
+    execute: Execute<'_>,
+) -> Result<CreatedQp> {
     let own_receives = attr.srq.is_none() && attr.qp_type != QpType::XRC_INI;
     let asked = ib_uverbs_qp_cap {
         max_recv_wr: if own_receives { attr.cap.max_recv_wr } else { 0 },
@@ -128,7 +125,7 @@ pub(crate) fn create<K>(
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
     let (pinned, resources) = (parts.memory.bytes(), parts.resources());
     let has_dmabuf = memory_dmabuf.is_some() || sends_dmabuf.is_some() || dbrec_dmabuf.is_some();
-    let object = execute(CreateRequest { command, pinned, resources })
+    execute(CreateRequest { command, pinned, resources })
         .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
 
     let shared = parts.shared(qpn, attr.srq);
@@ -136,8 +133,8 @@ pub(crate) fn create<K>(
     let cap = parts.cap();
     let gate = parts.gate.clone();
     let send = parts.send_ring(mlx5, &attr, &shared, source.verb)?;
-    let (member, ece) = (Member::Mlx5(shared), ece(mlx5, &response));
-    Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named: None, ece }))
+    let (member, ece) = (shared.member(), ece(mlx5, &response));
+    Ok(CreatedQp { send, recv, qpn, cap, member, gate, named: None, ece })
 }
 
 impl QpParts {
@@ -203,12 +200,12 @@ impl QpParts {
     fn resources(&mut self) -> provider::QueueResources {
         let resources = Mlx5Resources::new(&self.dbrec, self.memory.both.clone());
         let lease = self.register.lease.take();
-        provider::QueueResources::Mlx5(resources.with(&self.memory.sends, lease))
+        Some(Arc::new(resources.with(&self.memory.sends, lease)))
     }
 
     fn shared(&self, qpn: u32, srq: Option<&SharedReceives>) -> Arc<SharedQp> {
         let receives = match (srq, self.rq_size.entries) {
-            (Some(SharedReceives::Mlx5(wr_ids)), _) => Receives::Shared(wr_ids.clone()),
+            (Some(SharedReceives { wr_ids: Some(wr_ids) }), _) => Receives::Shared(wr_ids.clone()),
             (_, 0) => Receives::None,
             (_, entries) => Receives::Own(entries),
         };
@@ -281,13 +278,13 @@ impl QpParts {
 }
 
 impl QpRegister {
-    fn new(mlx5: &Mlx5, of_thread: Option<&ThreadRegister>, kernel: &dyn Kernel) -> QpRegister {
+    fn new(mlx5: &Mlx5, of_thread: Option<&RegisterLease>, kernel: &dyn Kernel) -> QpRegister {
         match of_thread {
-            Some(ThreadRegister::Mlx5(lease)) => {
+            Some(lease) => {
                 let (register, page) = (lease.register().clone(), lease.page_id());
                 QpRegister { register, page, is_owned: true, lease: None }
             }
-            _ => {
+            None => {
                 let lease = mlx5.registers.for_queue(kernel);
                 let (register, page) = (lease.register().clone(), lease.page_id());
                 QpRegister { register, page, is_owned: !lease.is_shared(), lease: Some(lease) }
@@ -333,11 +330,11 @@ fn alignment(bytes: usize, stride: usize, page: usize) -> usize {
 }
 
 /// Creates an XRC target: a queue pair without queues.
-pub(crate) fn create_target<K>(
+pub(super) fn create_target(
     mlx5: &Mlx5,
     verb: &'static str,
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CreatedTarget)> {
+    execute: Execute<'_>,
+) -> Result<CreatedTarget> {
     // The driver wants a user index of every queue pair; no completion bears this one.
     let uidx = mlx5.user_index(verb)?;
     let request = mlx5_ib_create_qp {
@@ -352,11 +349,10 @@ pub(crate) fn create_target<K>(
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
         .input(UVERBS_ATTR_UHW_IN, &request)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
-    let resources = provider::QueueResources::None;
-    let object = execute(CreateRequest { command, pinned: 0, resources })?;
-    let member = Member::Mlx5(SharedQp::new(qpn, uidx, None, Receives::None));
+    execute(CreateRequest { command, pinned: 0, resources: None })?;
+    let member = SharedQp::new(qpn, uidx, None, Receives::None).member();
     let ece = ece(mlx5, &response);
-    Ok((object, CreatedTarget { qpn, member, ece }))
+    Ok(CreatedTarget { qpn, member, ece })
 }
 
 #[cfg(all(test, not(loom)))]

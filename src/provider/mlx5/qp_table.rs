@@ -18,6 +18,7 @@ use super::wr_ids::SharedQp;
 use crate::memory::barrier::udma_from_device;
 use crate::memory::cq_buffer::CqReader;
 use crate::provider::poll_gate::PollGate;
+use crate::provider::{CqMembers, Member};
 use crate::sync::lock::Lock;
 use crate::sync::update_list::UpdateList;
 use crate::sync::{AtomicU32, Ordering};
@@ -178,6 +179,30 @@ impl QpRegistry {
     /// Whether there are no updates.
     pub(crate) fn is_empty(&self) -> bool {
         self.updates.is_empty()
+    }
+}
+
+impl CqMembers for QpRegistry {
+    fn poll_gate(&self) -> &PollGate {
+        &self.poll_gate
+    }
+
+    fn attach(&self, member: &Member) {
+        if let Some(qp) = &member.shared {
+            self.attach(qp);
+        }
+    }
+
+    fn retire(&self, member: &Member) {
+        if let Some(qp) = &member.shared {
+            self.retire(qp);
+        }
+    }
+
+    fn retire_for_good(&self, member: &Member) {
+        if let Some(qp) = &member.shared {
+            self.retire_for_good(qp);
+        }
     }
 }
 

@@ -75,7 +75,7 @@ pub(crate) struct Mlx5Rq {
     max_sge: u32,
     /// Receives posted in all.
     head: u32,
-    gate: Gate,
+    pub(super) gate: Gate,
     shared: Arc<SharedQp>,
 }
 
@@ -117,11 +117,6 @@ impl Mlx5Rq {
             gate,
             shared,
         })
-    }
-
-    /// Tells which receives may be posted here and now; shut in a forked child.
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
     }
 
     /// Where a batch begins.

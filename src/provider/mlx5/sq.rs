@@ -213,7 +213,7 @@ pub(crate) struct Mlx5Sq {
     max_segments: u32,
     shared: Arc<SharedQp>,
     raw_packet: RawPacketLimits,
-    gate: Gate,
+    pub(super) gate: Gate,
     ring_gate: Gate,
 }
 
@@ -255,11 +255,6 @@ impl Mlx5Sq {
             gate: setup.gate,
             ring_gate: setup.ring_gate,
         })
-    }
-
-    /// Tells which sends may be posted here and now; shut in a forked child.
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
     }
 
     /// Where a batch begins.

@@ -20,7 +20,7 @@ use crate::memory::queue_memory::QueueMemory;
 use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::{
-    self, CreateRequest, CreatedSrq, Member, RecvCursor, SharedReceives, SrqInitAttr,
+    CreateRequest, CreatedSrq, Execute, Member, RecvCursor, SharedReceives, SrqInitAttr, SrqRing,
 };
 use crate::sync::Ordering;
 use crate::uverbs::command::Command;
@@ -85,12 +85,12 @@ impl SrqSize {
 /// Creates a shared receive queue: its size, its memory, what the kernel is asked, and the ring.
 ///
 /// Pairs with `create_srq_user` in `hw/mlx5/srq.c`, which pins the memory that is named here.
-pub(crate) fn create<K>(
+pub(super) fn create(
     mlx5: &Mlx5,
     attr: SrqInitAttr,
     source: Source<'_>,
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CreatedSrq)> {
+    execute: Execute<'_>,
+) -> Result<CreatedSrq> {
     let size = SrqSize::new(&mlx5.limits, attr.max_wr, attr.max_sge)
         .map_err(|detail| Error::invalid(source.verb, detail))?;
     let memory = Arc::new(source.alloc(size.bytes(), page_size(), ResourceType::MLX5_SRQ)?);
@@ -122,29 +122,17 @@ pub(crate) fn create<K>(
         command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number);
     }
     let (pinned, resources) = (memory.len(), Mlx5Resources::new(&dbrec, Some(memory)));
-    let resources = provider::QueueResources::Mlx5(resources);
-    let object = execute(CreateRequest { command, pinned, resources })?;
+    execute(CreateRequest { command, pinned, resources: Some(Arc::new(resources)) })?;
 
-    let ring = Mlx5Srq::new(prepared, max_sge, dbrec, gate);
-    let shared = ring.wr_ids().clone();
+    let ring = Mlx5Srq::new(prepared, max_sge, dbrec, gate.clone());
+    let wr_ids = ring.wr_ids().clone();
     let member = match uidx {
-        Some(uidx) => {
-            Member::Mlx5(SharedQp::new(number, uidx, None, Receives::Shared(shared.clone())))
-        }
-        None => Member::None,
+        Some(uidx) => SharedQp::new(number, uidx, None, Receives::Shared(wr_ids.clone())).member(),
+        None => Member::default(),
     };
-    let shared_receives = SharedReceives::Mlx5(shared);
-    Ok((
-        object,
-        CreatedSrq {
-            ring: provider::SrqRing::Mlx5(ring),
-            shared_receives,
-            member,
-            number,
-            max_wr,
-            max_sge,
-        },
-    ))
+    let shared_receives = SharedReceives { wr_ids: Some(wr_ids) };
+    let ring = SrqRing::Mlx5(ring);
+    Ok(CreatedSrq { ring, gate, shared_receives, member, number, max_wr, max_sge })
 }
 
 /// WQEs of two segments or more: the link, and an SGE.
@@ -188,7 +176,7 @@ pub(crate) struct Mlx5Srq {
     next: RecvCursor,
     /// Receives posted in all.
     posted: u32,
-    gate: Gate,
+    pub(super) gate: Gate,
     wr_ids: Arc<SrqWrIds>,
 }
 
@@ -219,11 +207,6 @@ impl Mlx5Srq {
     /// The work request ids, which the pollers share with the poster.
     pub(crate) fn wr_ids(&self) -> &Arc<SrqWrIds> {
         &self.wr_ids
-    }
-
-    /// Shut in a forked child.
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
     }
 
     /// Whether nothing was ever posted. The count comes round after 2^32 receives, all of which have

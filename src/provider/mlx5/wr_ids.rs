@@ -6,6 +6,7 @@
 
 use super::srq_wr_ids::SrqWrIds;
 use super::uidx::Uidx;
+use crate::provider::Member;
 use crate::sync::ring_array::RingArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -66,6 +67,11 @@ impl SharedQp {
         };
         let receives = RecvWrIds { own: RqWrIds::new(entries), shared };
         Arc::new(SharedQp { qpn, uidx, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
+    }
+
+    /// The queue pair, for its completion queues.
+    pub(crate) fn member(self: Arc<Self>) -> Member {
+        Member { number: Some(self.uidx.get()), shared: Some(self) }
     }
 
     pub(crate) fn qpn(&self) -> u32 {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::memory::mapping::Mapper;
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
 use crate::provider::poll_gate::PollGate;
-use crate::provider::{CqInitAttr, CreateRequest, QueueResources, ResizeRequest};
+use crate::provider::{self, CqInitAttr, CreateRequest, CreatedCq, Execute, ResizeRequest};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 use zerocopy::IntoBytes;
 
 /// Creates a completion queue. Pairs with `rxe_cq_from_init` in `rxe_cq.c`, which makes its memory.
-pub(crate) fn create<K>(
+pub(super) fn create(
     rxe: &Rxe,
     attr: CqInitAttr,
     verb: &'static str,
     mapper: &dyn Mapper,
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, RxeCq)> {
+    execute: Execute<'_>,
+) -> Result<CreatedCq> {
     if attr.pad {
         return Err(Error::new(verb, Errno::OPNOTSUPP)
             .detail("only mlx5 has completions that can be padded"));
@@ -32,10 +32,11 @@ pub(crate) fn create<K>(
     let mut response = rxe_create_cq_resp::default();
     let mut command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE);
     command.u32(UVERBS_ATTR_CREATE_CQ_CQE, attr.cqe).output(UVERBS_ATTR_UHW_OUT, &mut response);
-    let resources = QueueResources::None;
-    let object = execute(CreateRequest { command, pinned: 0, resources })?;
+    execute(CreateRequest { command, pinned: 0, resources: None })?;
     let ring = RxeCq::map(response.mi, PollGate::new(gate), mapper);
-    Ok((object, ring.map_err(|errno| unmapped(verb, errno))?))
+    let ring = ring.map_err(|errno| unmapped(verb, errno))?;
+    let members = ring.retirements.clone();
+    Ok(CreatedCq { ring: provider::CqRing::Rxe(ring), members })
 }
 
 /// The poller's side of a completion queue.
@@ -73,11 +74,6 @@ impl RxeCq {
             retirements,
             current: ib_uverbs_wc::default(),
         })
-    }
-
-    /// Where the control path tells of queue pairs that are gone.
-    pub(crate) fn retirements(&self) -> &Arc<Retirements<ProducerWatch>> {
-        &self.retirements
     }
 
     pub(crate) fn poll_gate(&self) -> &PollGate {

@@ -5,9 +5,7 @@ use super::sq::RxeSq;
 use super::{Rxe, unmapped};
 use crate::error::{Error, Result};
 use crate::memory::mapping::Mapper;
-use crate::provider::{
-    self, CreateRequest, CreatedQp, Member, QpInitAttr, QueueResources, SendLimits,
-};
+use crate::provider::{self, CreateRequest, CreatedQp, Execute, Member, QpInitAttr, SendLimits};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
@@ -34,13 +32,13 @@ fn reported_depth(wanted: u32, granted: u32) -> u32 {
 }
 
 /// Creates a queue pair. The kernel sizes its queues.
-pub(crate) fn create<K>(
+pub(super) fn create(
     rxe: &Rxe,
     attr: QpInitAttr<'_>,
     verb: &'static str,
     mapper: &dyn Mapper,
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CreatedQp)> {
+    execute: Execute<'_>,
+) -> Result<CreatedQp> {
     if attr.scatter {
         return Err(
             Error::new(verb, Errno::OPNOTSUPP).detail("only mlx5 has completions that bring data")
@@ -61,8 +59,7 @@ pub(crate) fn create<K>(
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
-    let resources = QueueResources::None;
-    let object = execute(CreateRequest { command, pinned: 0, resources })?;
+    execute(CreateRequest { command, pinned: 0, resources: None })?;
     cap.max_send_wr = reported_depth(attr.cap.max_send_wr, cap.max_send_wr);
     cap.max_recv_wr = reported_depth(attr.cap.max_recv_wr, cap.max_recv_wr);
 
@@ -83,8 +80,9 @@ pub(crate) fn create<K>(
         }
     };
     let named = send.named().cloned();
-    let (send, member) = (provider::SendRing::Rxe(send), Member::Rxe { qpn });
-    Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named, ece: None }))
+    let send = provider::SendRing::Rxe(send);
+    let member = Member { number: Some(qpn), shared: None };
+    Ok(CreatedQp { send, recv, qpn, cap, member, gate, named, ece: None })
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::provider::poll_gate::PollGate;
+use crate::provider::{CqMembers, Member};
 use crate::sync::lock::Lock;
 use crate::sync::update_list::UpdateList;
 use crate::sync::{AtomicU64, Ordering};
@@ -126,6 +127,28 @@ impl<W: Watch> Retirements<W> {
             *place = WatchedRing { watch, origin: consumer.wrapping_sub(position as u32) };
         }
         Ok(())
+    }
+}
+
+impl CqMembers for Retirements<ProducerWatch> {
+    fn poll_gate(&self) -> &PollGate {
+        &self.poll_gate
+    }
+
+    fn attach(&self, _: &Member) {
+        // A completion carries everything that its poller needs.
+    }
+
+    fn retire(&self, member: &Member) {
+        if let Some(qpn) = member.number {
+            self.retire(qpn);
+        }
+    }
+
+    fn retire_for_good(&self, member: &Member) {
+        if let Some(qpn) = member.number {
+            self.retire_for_good(qpn);
+        }
     }
 }
 

@@ -7,8 +7,7 @@ use crate::memory::mapping::Mapper;
 use crate::memory::pointer::OutPointer;
 use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::{
-    self, CreateRequest, CreatedSrq, Member, QueueResources, RecvCursor, SharedReceives,
-    SrqInitAttr,
+    self, CreateRequest, CreatedSrq, Execute, Member, RecvCursor, SharedReceives, SrqInitAttr,
 };
 use crate::uverbs::command::Command;
 use crate::wr::{PostError, RecvWr, RingError};
@@ -21,27 +20,24 @@ use uverbs_uapi::rxe::{
 use uverbs_uapi::srq::{
     UVERBS_ATTR_CREATE_SRQ_MAX_SGE, UVERBS_ATTR_CREATE_SRQ_MAX_WR,
     UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR,
-    UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, UVERBS_METHOD_SRQ_CREATE,
+    UVERBS_METHOD_SRQ_CREATE,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The driver's part of the command that sets a limit. rxe requires it, and writes nothing to the address.
-pub(crate) const SET_LIMIT: rxe_modify_srq_cmd = rxe_modify_srq_cmd { mmap_info_addr: 0 };
-
 /// Creates a shared receive queue. Pairs with `rxe_srq_from_init` in `rxe_srq.c`, which makes its
 /// memory.
-pub(crate) fn create_srq<K>(
+pub(super) fn create_srq(
     rxe: &Rxe,
     attr: SrqInitAttr,
     verb: &'static str,
     mapper: &dyn Mapper,
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CreatedSrq)> {
+    execute: Execute<'_>,
+) -> Result<CreatedSrq> {
     let gate = rxe.gate(verb)?;
     // A shared receive queue has no states to wait for.
     gate.level().store(1, Ordering::Relaxed);
     let mut response = rxe_create_srq_resp::default();
-    let (mut max_wr, mut max_sge, mut number) = (0u32, 0u32, 0u32);
+    let (mut max_wr, mut max_sge) = (0u32, 0u32);
     let mut command = Command::new(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE);
     command
         .u32(UVERBS_ATTR_CREATE_SRQ_MAX_WR, attr.max_wr)
@@ -49,18 +45,15 @@ pub(crate) fn create_srq<K>(
         .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut max_wr)
         .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut max_sge)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
-    if attr.xrc {
-        command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number);
-    }
-    let resources = QueueResources::None;
-    let object = execute(CreateRequest { command, pinned: 0, resources })?;
-    let ring = RxeRq::map(response.mi, max_sge, gate, mapper);
+    execute(CreateRequest { command, pinned: 0, resources: None })?;
+    let ring = RxeRq::map(response.mi, max_sge, gate.clone(), mapper);
     let ring = ring.map_err(|errno| unmapped(verb, errno))?;
     // Tables of receives are sized by this: no more than what the mapped ring holds.
     let max_wr = max_wr.min(ring.capacity());
     let ring = provider::SrqRing::Rxe(ring);
-    let (shared_receives, member) = (SharedReceives::Rxe, Member::None);
-    Ok((object, CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge }))
+    let shared_receives = SharedReceives { wr_ids: None };
+    let member = Member::default();
+    Ok(CreatedSrq { ring, gate, shared_receives, member, number: 0, max_wr, max_sge })
 }
 
 /// The poster's side of a receive queue.
@@ -89,21 +82,16 @@ impl RxeRq {
         Ok(RxeRq { queue, producer, max_sge, closed: false, fresh: true, gate })
     }
 
-    /// Tells which receives may be posted here and now; shut in a forked child.
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
-    }
-
     pub(crate) fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
 
-    /// The producer index where a batch begins, and how many WQEs fit.
+    /// Where a batch begins.
     #[inline(always)]
-    pub(crate) fn begin(&self) -> (u32, u32) {
+    pub(crate) fn begin(&self) -> RecvCursor {
         let used = self.queue.distance(self.queue.consumer(), self.producer);
         let room = if self.closed { 0 } else { self.queue.capacity() - used };
-        (self.producer, room)
+        RecvCursor { at: self.producer, room, ..RecvCursor::default() }
     }
 
     /// Whether nothing was ever posted.

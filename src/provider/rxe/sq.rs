@@ -57,19 +57,14 @@ impl RxeSq {
         self.queue.capacity()
     }
 
-    /// Tells which sends may be posted here and now; shut in a forked child.
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
-    }
-
-    /// The producer index where a batch begins, and how many WQEs fit. What an earlier batch wrote and did
-    /// not ring is forgotten.
-    pub(crate) fn begin(&self) -> (u32, u32) {
+    /// Where a batch begins. What an earlier batch wrote and did not ring is forgotten.
+    pub(crate) fn begin(&self) -> SendCursor {
         if let Some(named) = &self.named {
             named.begin(self.producer);
         }
         let used = self.queue.distance(self.queue.consumer(), self.producer);
-        (self.producer, self.queue.capacity() - used)
+        let room = self.queue.capacity() - used;
+        SendCursor { at: self.producer, room, ..SendCursor::default() }
     }
 
     /// WQEs up to a cursor that are not published.

@@ -382,30 +382,30 @@ fn a_queue_that_is_full_or_was_shut_by_a_fork_takes_no_request() {
     for wr in [SendWr::send(&[SGE]), SendWr::send(&[]), SendWr::send(&[]).inline(&[1; 16])] {
         let mut sends = Sender::new(Shape::default());
         let mut cursor = sends.ring.begin();
-        sends.ring.gate().level().store(0, Ordering::Relaxed);
+        sends.ring.gate.level().store(0, Ordering::Relaxed);
         assert_eq!(sends.push(&mut cursor, &wr), Err(PostError::Forked));
         assert_eq!((cursor.at, cursor.head, cursor.room), (0, 0, 4));
-        sends.ring.gate().level().store(1, Ordering::Relaxed);
+        sends.ring.gate.level().store(1, Ordering::Relaxed);
         sends.post(&[wr; 4]).unwrap();
         assert_eq!(sends.post(&[wr]).unwrap_err(), PostError::Full);
     }
     for recv in [RecvWr::new(&[SGE]), RecvWr::new(&[])] {
         let mut receiver = Receiver::new(4, 16);
         let mut cursor = receiver.ring.begin();
-        receiver.ring.gate().level().store(0, Ordering::Relaxed);
+        receiver.ring.gate.level().store(0, Ordering::Relaxed);
         assert_eq!(receiver.push(&mut cursor, &recv), Err(PostError::Forked));
         assert_eq!((cursor.at, cursor.room), (0, 4));
-        receiver.ring.gate().level().store(1, Ordering::Relaxed);
+        receiver.ring.gate.level().store(1, Ordering::Relaxed);
         receiver.post(&[recv; 4]).unwrap();
         assert_eq!(receiver.post(&[recv]), Err(PostError::Full));
         assert_eq!(receiver.dbrec.get(0), 4);
 
         let mut shared = SharedReceiver::new(4, 32);
         let mut cursor = shared.ring.begin();
-        shared.ring.gate().level().store(0, Ordering::Relaxed);
+        shared.ring.gate.level().store(0, Ordering::Relaxed);
         assert_eq!(shared.push(&mut cursor, &recv), Err(PostError::Forked));
         assert_eq!((cursor.at, cursor.room), (0, 3));
-        shared.ring.gate().level().store(1, Ordering::Relaxed);
+        shared.ring.gate.level().store(1, Ordering::Relaxed);
         shared.post(&[recv; 3]).unwrap();
         assert_eq!(shared.post(&[recv]), Err(PostError::Full));
         assert_eq!(shared.dbrec.get(0), 3);
