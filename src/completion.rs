@@ -1,7 +1,7 @@
 //! Completions as polling lends them, over the formats of both providers.
 
 use crate::number::{Qpn, Rkey};
-use crate::provider::ProviderWc;
+use crate::provider::{ProviderWc, WcPacket, WcPath};
 use crate::wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};
 use uverbs_uapi::wc::ib_wc_flags;
 
@@ -218,20 +218,14 @@ impl<'a> Completion<'a> {
     /// marks none. For receives of raw packets.
     #[doc(alias = "ibv_wc_read_flow_tag")]
     pub fn flow_tag(&self) -> u32 {
-        match &self.wc {
-            ProviderWc::Rxe(_) => 0,
-            ProviderWc::Mlx5(wc) => wc.flow_tag(),
-        }
+        self.packet().flow_tag
     }
 
     /// Whether the device found the checksums of a received raw packet right: that of its IPv4
     /// header, and that of the TCP or UDP header behind. `false` for anything else, IPv6 included.
     #[doc(alias = "IBV_WC_IP_CSUM_OK")]
     pub fn ip_checksum_ok(&self) -> bool {
-        match &self.wc {
-            ProviderWc::Rxe(wc) => wc.wc_flags & WC_IP_CSUM_OK != 0,
-            ProviderWc::Mlx5(wc) => wc.ip_checksum_ok(),
-        }
+        self.packet().ip_checksum_ok
     }
 
     /// The VLAN tag that the device took out of a received raw packet: priority in bits 13 to 15,
@@ -239,10 +233,7 @@ impl<'a> Completion<'a> {
     /// [`cvlan_stripping`](crate::QpBuilder::cvlan_stripping).
     #[doc(alias = "ibv_wc_read_cvlan")]
     pub fn vlan(&self) -> Option<u16> {
-        match &self.wc {
-            ProviderWc::Rxe(_) => None,
-            ProviderWc::Mlx5(wc) => wc.vlan(),
-        }
+        self.packet().vlan
     }
 
     /// When the device completed the request, in ticks of its own clock, where the device says so:
@@ -257,36 +248,45 @@ impl<'a> Completion<'a> {
 
     /// Index of the partition key that a datagram came with.
     pub fn pkey_index(&self) -> u16 {
-        match &self.wc {
-            ProviderWc::Rxe(wc) => wc.pkey_index,
-            ProviderWc::Mlx5(wc) => wc.pkey_index(),
-        }
+        self.path().pkey_index
     }
 
     /// Local identifier of a datagram's sender; 0 on Ethernet.
     #[doc(alias = "ibv_wc_read_slid")]
     pub fn src_lid(&self) -> u16 {
-        match &self.wc {
-            ProviderWc::Rxe(wc) => wc.slid,
-            ProviderWc::Mlx5(wc) => wc.src_lid(),
-        }
+        self.path().src_lid
     }
 
     /// Service level of a datagram, 0 to 15.
     #[doc(alias = "ibv_wc_read_sl")]
     pub fn service_level(&self) -> u8 {
-        match &self.wc {
-            ProviderWc::Rxe(wc) => wc.sl,
-            ProviderWc::Mlx5(wc) => wc.service_level(),
-        }
+        self.path().service_level
     }
 
     /// The low bits of the local identifier that a datagram was sent to; 0 on Ethernet.
     #[doc(alias = "ibv_wc_read_dlid_path_bits")]
     pub fn path_bits(&self) -> u8 {
+        self.path().path_bits
+    }
+
+    fn path(&self) -> WcPath {
         match &self.wc {
-            ProviderWc::Rxe(wc) => wc.dlid_path_bits,
-            ProviderWc::Mlx5(wc) => wc.path_bits(),
+            ProviderWc::Rxe(wc) => WcPath {
+                pkey_index: wc.pkey_index,
+                src_lid: wc.slid,
+                service_level: wc.sl,
+                path_bits: wc.dlid_path_bits,
+            },
+            ProviderWc::Mlx5(wc) => wc.path(),
+        }
+    }
+
+    fn packet(&self) -> WcPacket {
+        match &self.wc {
+            ProviderWc::Rxe(wc) => {
+                WcPacket { ip_checksum_ok: wc.wc_flags & WC_IP_CSUM_OK != 0, ..WcPacket::default() }
+            }
+            ProviderWc::Mlx5(wc) => wc.packet(),
         }
     }
 }
@@ -302,6 +302,7 @@ impl From<Completion<'_>> for Wc {
                 return Wc { status, wr_id, qpn, vendor_err, ..Wc::default() };
             }
         };
+        let (path, packet) = (completion.path(), completion.packet());
         Wc {
             wr_id: completion.wr_id(),
             status: WcStatus::SUCCESS,
@@ -313,13 +314,13 @@ impl From<Completion<'_>> for Wc {
             invalidated_rkey: completion.invalidated_rkey(),
             has_grh: completion.has_grh(),
             src_qpn: completion.src_qpn(),
-            src_lid: completion.src_lid(),
-            service_level: completion.service_level(),
-            path_bits: completion.path_bits(),
-            pkey_index: completion.pkey_index(),
-            flow_tag: completion.flow_tag(),
-            ip_checksum_ok: completion.ip_checksum_ok(),
-            vlan: completion.vlan(),
+            src_lid: path.src_lid,
+            service_level: path.service_level,
+            path_bits: path.path_bits,
+            pkey_index: path.pkey_index,
+            flow_tag: packet.flow_tag,
+            ip_checksum_ok: packet.ip_checksum_ok,
+            vlan: packet.vlan,
             timestamp: completion.timestamp(),
             scattered: completion.scattered(),
         }

@@ -22,7 +22,7 @@ pub(crate) use mlx5::dm::DmLocation;
 pub(crate) use mlx5::uar::RegisterLease;
 pub(crate) use rings::{
     CqMembers, CqRing, Member, ProviderWc, RecvCursor, RecvRing, RecvRingMut, SendCursor, SendRing,
-    SendRingMut, SharedReceives, SrqRing,
+    SendRingMut, SharedReceives, SrqRing, WcPacket, WcPath,
 };
 pub(crate) use rxe::ah::NamedAddresses;
 

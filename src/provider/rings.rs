@@ -103,6 +103,23 @@ pub(crate) enum ProviderWc<'r> {
     Mlx5(mlx5::cqe::Mlx5Wc<'r>),
 }
 
+/// The way of a received datagram.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WcPath {
+    pub(crate) pkey_index: u16,
+    pub(crate) src_lid: u16,
+    pub(crate) service_level: u8,
+    pub(crate) path_bits: u8,
+}
+
+/// What the device found out about a received raw packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WcPacket {
+    pub(crate) flow_tag: u32,
+    pub(crate) ip_checksum_ok: bool,
+    pub(crate) vlan: Option<u16>,
+}
+
 /// The position of a batch of sends. The queue's own producer index moves only when the batch is rung.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SendCursor {

@@ -1,6 +1,7 @@
 //! Completions as the device writes them.
 
 use crate::memory::cq_buffer::{CqReader, Cqe, UNWRITTEN};
+use crate::provider::{WcPacket, WcPath};
 use crate::wc::{Scattered, WcOpcode, WcStatus};
 use std::mem::offset_of;
 use uapi::{
@@ -178,41 +179,35 @@ impl<'r> Mlx5Wc<'r> {
         if self.is_error() { self.cqe().byte::<VENDOR>().into() } else { 0 }
     }
 
-    pub(crate) fn pkey_index(&self) -> u16 {
-        self.cqe().be32::<IMMEDIATE>() as u16
+    pub(crate) fn path(&self) -> WcPath {
+        let pkey_index = self.cqe().be32::<IMMEDIATE>() as u16;
+        if self.brings_data() {
+            return WcPath { pkey_index, ..WcPath::default() };
+        }
+        WcPath {
+            pkey_index,
+            src_lid: self.cqe().be16::<LID>(),
+            service_level: (self.cqe().be32::<FLAGS>() >> 24 & 0xf) as u8,
+            path_bits: self.cqe().byte::<PATH>() & 0x7f,
+        }
     }
 
-    pub(crate) fn src_lid(&self) -> u16 {
-        if self.brings_data() { 0 } else { self.cqe().be16::<LID>() }
-    }
-
-    pub(crate) fn service_level(&self) -> u8 {
-        if self.brings_data() { 0 } else { (self.cqe().be32::<FLAGS>() >> 24 & 0xf) as u8 }
-    }
-
-    pub(crate) fn path_bits(&self) -> u8 {
-        if self.brings_data() { 0 } else { self.cqe().byte::<PATH>() & 0x7f }
-    }
-
-    pub(crate) fn flow_tag(&self) -> u32 {
-        // In place of a queue pair's number.
-        self.qpn()
-    }
-
-    /// Whether a raw packet is of IPv4, and the checksums of both its headers are right.
-    pub(crate) fn ip_checksum_ok(&self) -> bool {
-        /// What bits 2 and 3 of the kinds of headers say of the network's.
+    pub(crate) fn packet(&self) -> WcPacket {
+        /// Bits 2 and 3 of the header type: L3 is IPv4.
         const IPV4: u8 = 2;
+        // In place of a queue pair's number.
+        let flow_tag = self.qpn();
+        if self.brings_data() {
+            return WcPacket { flow_tag, ..WcPacket::default() };
+        }
         let both = checked::CQE_L3_OK | checked::CQE_L4_OK;
-        checked::from_bits_retain(self.cqe().byte::<CHECKED>()).contains(both)
-            && self.cqe().byte::<KINDS>() >> 2 & 3 == IPV4
-            && !self.brings_data()
-    }
-
-    /// The tag that the device took out of a raw packet.
-    pub(crate) fn vlan(&self) -> Option<u16> {
-        let has = self.cqe().byte::<KINDS>() & 1 != 0 && !self.brings_data();
-        has.then(|| self.cqe().be16::<VLAN>())
+        let checked = checked::from_bits_retain(self.cqe().byte::<CHECKED>());
+        let kinds = self.cqe().byte::<KINDS>();
+        WcPacket {
+            flow_tag,
+            ip_checksum_ok: checked.contains(both) && kinds >> 2 & 3 == IPV4,
+            vlan: (kinds & 1 != 0).then(|| self.cqe().be16::<VLAN>()),
+        }
     }
 
     /// What came with the completion and lies in it, not in memory.

@@ -157,8 +157,8 @@ fn completions_tell_tag_checksums_and_vlan() {
         core[30..32].copy_from_slice(&vlan.to_be_bytes());
         completed.write(core);
         let wc = completed.next().unwrap();
-        assert_eq!(wc.flow_tag(), 0xab_cdef);
-        (wc.ip_checksum_ok(), wc.vlan())
+        assert_eq!(wc.packet().flow_tag, 0xab_cdef);
+        (wc.packet().ip_checksum_ok, wc.packet().vlan)
     };
     const IPV4: u8 = 2 << 2;
     const IPV6: u8 = 1 << 2;

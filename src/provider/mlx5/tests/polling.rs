@@ -108,8 +108,8 @@ fn completions_say_what_their_fields_say() {
     let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.byte_len()), (202, WcOpcode::RECV, 0x201));
     assert_eq!((wc.imm(), wc.invalidated_rkey()), (Some(0x0102_0304), None));
-    assert_eq!((wc.src_qpn(), wc.service_level(), wc.has_grh()), (0x11_2233, 0xb, true));
-    assert_eq!((wc.src_lid(), wc.path_bits(), wc.pkey_index()), (0x1234, 5, 0x0304));
+    assert_eq!((wc.src_qpn(), wc.path().service_level, wc.has_grh()), (0x11_2233, 0xb, true));
+    assert_eq!((wc.path().src_lid, wc.path().path_bits, wc.path().pkey_index), (0x1234, 5, 0x0304));
     assert_eq!(wc.timestamp(), Some(0x0102_0304_0506_0708));
 
     let mut core = cqe(SEND_INV, 1, 0x42, 3);
@@ -187,9 +187,13 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             let wc = completed.next().unwrap();
             assert_eq!(wc.scattered().as_deref(), Some(&pattern[..data]), "of {size} bytes");
             assert_eq!((wc.status(), wc.byte_len()), (WcStatus::SUCCESS, length.into()));
-            let (from, path) = ((wc.src_qpn(), wc.src_lid()), (wc.service_level(), wc.path_bits()));
+            let (from, path) =
+                ((wc.src_qpn(), wc.path().src_lid), (wc.path().service_level, wc.path().path_bits));
             assert_eq!((from, path), ((0, 0), (0, 0)), "a peer's bytes say where it is");
-            assert_eq!((wc.has_grh(), wc.ip_checksum_ok(), wc.vlan()), (false, false, None));
+            assert_eq!(
+                (wc.has_grh(), wc.packet().ip_checksum_ok, wc.packet().vlan),
+                (false, false, None)
+            );
             completed.ring.release();
         }
         for (opcode, bits) in [(SEND, 0), (REQ, 0), (REQ_ERR, IN_CORE), (RESP_ERR, IN_FRONT)] {
@@ -606,7 +610,7 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
             }
             let before = seen;
             while let Some(wc) = next(&mut completed.ring) {
-                let said = (wc.status(), wc.byte_len(), wc.imm(), wc.timestamp(), wc.vlan());
+                let said = (wc.status(), wc.byte_len(), wc.imm(), wc.timestamp(), wc.packet().vlan);
                 let said = (said, wc.qpn(), wc.src_qpn(), wc.vendor_err(), wc.invalidated_rkey());
                 let length = wc.scattered().map_or(0, |bytes| bytes.len());
                 assert!(length <= 64, "{said:?}");
