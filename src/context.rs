@@ -305,10 +305,10 @@ mod tests {
     fn any_active_port_is_enough_and_without_one_each_says_its_state() {
         use crate::uverbs::scripted::{Script, ScriptedPort};
         let open = |states: [PortState; 2]| {
-            let script = Script::mlx5();
+            let script = Script::new();
             script
                 .set_ports(&states.map(|state| ScriptedPort { state, ..ScriptedPort::INFINIBAND }));
-            script.open("mlx5_0").with_active_port()
+            script.open("rxe0").with_active_port()
         };
         open([PortState::DOWN, PortState::ACTIVE]).unwrap();
         let error = open([PortState::DOWN, PortState::INIT]).unwrap_err();

@@ -60,9 +60,9 @@ impl Bench {
         Bench::on(Script::new())
     }
 
-    /// On a scripted rxe device.
+    /// On the device of a script.
     pub(crate) fn on(script: Script) -> Bench {
-        let context = script.open("rxe0");
+        let context = script.open(script.name());
         let pd = context.alloc_pd().unwrap();
         let cq = context.cq_builder(16).build().unwrap();
         Bench { script, context, pd, cq }

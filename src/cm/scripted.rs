@@ -6,6 +6,7 @@ use super::channel::EventChannel;
 use super::infiniband::{AF_IB, IbAddress};
 use super::port_space::PortSpace;
 use super::ucma::{CommandMemory, UcmaCommand, UcmaFile};
+use crate::device::Guid;
 use crate::number::Gid;
 use crate::qp::QpType;
 use rustix::io::Errno;
@@ -47,6 +48,9 @@ struct State {
     countdown: Option<(u32, Errno)>,
     /// The port that all ids are on.
     port: u8,
+    /// The GUID of the device that all ids are on, as the kernel writes it, and the peer's GID.
+    guid: u64,
+    peer: [u8; 16],
 }
 
 /// The scripted file as the test sees it.
@@ -280,6 +284,12 @@ impl CmScript {
         self.state().port = port;
     }
 
+    /// Lets ids be on a device with this GUID, and connections lead to this GID.
+    pub(crate) fn set_device(&self, guid: Guid, peer: Gid) {
+        let mut state = self.state();
+        (state.guid, state.peer) = (u64::from_ne_bytes(guid.to_bytes()), peer.0);
+    }
+
     /// What the subnet administrator knows of every service.
     pub(crate) fn set_services(&self, services: Vec<ib_user_service_rec>) {
         self.state().services = services;
@@ -331,6 +341,7 @@ impl State {
         };
         let told = rdma_ucm_query_addr_resp {
             port_num: self.port,
+            node_guid: self.guid,
             src_size,
             dst_size,
             src_addr,
@@ -437,8 +448,9 @@ impl UcmaFile for CmScript {
                 alive(request.id)?;
                 let qp_type = self.qp_type(request.id);
                 let mut attr = qp_attr(request.qp_state, qp_type);
-                let port = self.state().port;
-                (attr.port_num, attr.ah_attr.port_num) = (port, port);
+                let state = self.state();
+                (attr.port_num, attr.ah_attr.port_num) = (state.port, state.port);
+                attr.ah_attr.grh.dgid = state.peer;
                 answer(command.buffer, attr.as_bytes());
             }
             RDMA_USER_CM_CMD_SET_OPTION => {

@@ -928,9 +928,10 @@ const OFFERED: Ece = Ece { vendor_id: 0x15b3, options: 0x1000_0007 };
 
 /// As [`Stage::new`], on a device of mlx5 that has options.
 fn mlx5_stage() -> Stage {
-    let kernel = Script::mlx5();
-    kernel.change_mlx5(|device| device.offer_ece(OFFERED.options));
-    Stage::on(Bench::on(kernel))
+    let stage = Stage::on(Bench::on(Script::mlx5()));
+    let context = &stage.bench.context;
+    stage.script.set_device(context.device().node_guid(), context.query_gid(1, 0).unwrap().gid);
+    stage
 }
 
 fn raw_ece(vendor_id: u32, options: u32) -> rdma_ucm_ece {

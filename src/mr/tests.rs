@@ -13,6 +13,9 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use uverbs_uapi::device::{
+    UVERBS_ATTR_CORE_OUT, ib_uverbs_ex_query_device_resp, ib_uverbs_odp_general_cap_bits,
+};
 use uverbs_uapi::mr::UVERBS_METHOD_REG_DMABUF_MR;
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
@@ -635,7 +638,11 @@ fn a_refused_dmabuf_names_the_one_cause() {
         "{without}"
     );
     let pages = Script::mlx5();
-    pages.change_mlx5(|device| device.on_demand = true);
+    let on_demand = |device: &mut ib_uverbs_ex_query_device_resp| {
+        let support = ib_uverbs_odp_general_cap_bits::IB_UVERBS_ODP_SUPPORT;
+        device.odp_caps.general_caps = support.bits();
+    };
+    pages.forge(Op::QUERY_DEVICE, UVERBS_ATTR_CORE_OUT, on_demand);
     assert_eq!(
         message(pages, "mlx5_0"),
         "the driver of mlx5_0 registers no dma-buf with access LOCAL_WRITE"

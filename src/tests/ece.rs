@@ -4,18 +4,14 @@ use super::Bench;
 use crate::sync::fork::in_child;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Ece, Errno, Psn, Qkey, QpAttr, QpState, QpType, QueuePair};
-use uverbs_uapi::write::{IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_EX_CMD_MODIFY_QP};
+use uverbs_uapi::mlx5::context::mlx5_ib_alloc_ucontext_resp;
+use uverbs_uapi::object::UVERBS_ATTR_UHW_OUT;
 
 /// The options that the device offers.
 const OFFERED: Ece = Ece { vendor_id: 0x15b3, options: 0x1000_0007 };
-/// The change of a queue pair that carries options.
-const WITH_OPTIONS: Op =
-    Op::Write(IB_USER_VERBS_EX_CMD_MODIFY_QP | IB_USER_VERBS_CMD_FLAG_EXTENDED);
 
 fn bench() -> Bench {
-    let script = Script::mlx5();
-    script.change_mlx5(|device| device.offer_ece(OFFERED.options));
-    Bench::on(script)
+    Bench::on(Script::mlx5())
 }
 
 /// A queue pair in `RESET`.
@@ -77,19 +73,18 @@ fn options_of_none_tell_the_device_nothing() {
 fn refused_change_leaves_the_options_for_the_next_one() {
     let bench = bench();
     let qp = reset_qp(&bench);
-    qp.set_ece(with(3)).unwrap();
-    bench.script.refuse(WITH_OPTIONS, Errno::NOMEM);
+    qp.set_ece(with(0x1000_0003)).unwrap();
+    bench.script.refuse(Op::EX_MODIFY_QP, Errno::NOMEM);
     assert_eq!(qp.modify(&init()).unwrap_err().errno(), Errno::NOMEM);
-    bench.script.allow(WITH_OPTIONS);
+    bench.script.allow(Op::EX_MODIFY_QP);
     assert_eq!(qp.query_ece().unwrap(), with(0));
     qp.modify(&init()).unwrap();
-    assert_eq!((told(&bench, &qp), qp.query_ece().unwrap()), (3, with(3)));
+    assert_eq!((told(&bench, &qp), qp.query_ece().unwrap()), (0x1000_0003, with(0x1000_0003)));
 }
 
 #[test]
 fn xrc_target_has_the_options_of_its_device() {
     let bench = bench();
-    bench.script.allow_xrc();
     let target = bench.context.xrcd_builder().build().unwrap().create_target().unwrap();
     assert_eq!(target.query_ece().unwrap(), OFFERED);
 }
@@ -102,12 +97,18 @@ fn options_of_another_vendor_and_devices_without_any_are_refused() {
     let error = qp.set_ece(Ece { vendor_id: 0x1234, options: 1 }).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(
-        error.message().contains("vendor 0x1234: those of rxe0 are of vendor 0x15b3"),
+        error.message().contains("vendor 0x1234: those of mlx5_0 are of vendor 0x15b3"),
         "{error}"
     );
     assert_eq!(qp.query_ece().unwrap(), OFFERED);
     in_child(|| assert!(qp.set_ece(OFFERED).unwrap_err().is_forked()));
-    for script in [Script::new(), Script::mlx5()] {
+    let without = Script::mlx5();
+    without.forge(
+        Op::GET_CONTEXT,
+        UVERBS_ATTR_UHW_OUT,
+        |context: &mut mlx5_ib_alloc_ucontext_resp| context.comp_mask = 0,
+    );
+    for script in [Script::new(), without] {
         let bench = Bench::on(script);
         let qp = reset_qp(&bench);
         let errors = [qp.query_ece().map(drop).unwrap_err(), qp.set_ece(OFFERED).unwrap_err()];

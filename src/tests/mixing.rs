@@ -3,8 +3,8 @@
 use super::{Bench, bring_up};
 use crate::uverbs::scripted::Script;
 use crate::{
-    Access, AddressVector, Advice, Context, Destination, Errno, Error, Gid, PostError, Qkey,
-    QpType, Qpn, QueuePair, Rereg, RingError, SendWr, WindowType,
+    Access, AddressVector, Advice, Context, Destination, Errno, Error, PostError, Qkey, QpType,
+    Qpn, QueuePair, Rereg, RingError, SendWr, WindowType,
 };
 
 /// `Ok` and every other error would be wrong.
@@ -94,7 +94,6 @@ fn parts_of_two_queue_pairs_do_not_join() {
 #[test]
 fn queue_pairs_without_receives_of_their_own_split_and_join() {
     let bench = Bench::on(Script::mlx5());
-    bench.script.allow_xrc();
     let srq = bench.pd.srq_builder(4).build().unwrap();
     let make = |qp_type| bench.pd.qp_builder(&bench.cq, &bench.cq, qp_type);
     for (builder, refusal) in [
@@ -118,7 +117,7 @@ fn a_datagram_goes_by_an_address_of_its_own_protection_domain() {
 
 fn check_addresses_of(device: fn() -> Script) {
     let bench = Bench::on(device());
-    let vector = AddressVector::global(1, 0, Gid([1; 16]));
+    let vector = AddressVector::global(1, 0, bench.context.query_gid(1, 0).unwrap().gid);
     let other_pd = bench.context.alloc_pd().unwrap();
     let other = Bench::on(device());
     let parent = bench.pd.parent_domain_builder().build().unwrap();

@@ -1,10 +1,10 @@
-//! Contexts, doorbell registers and queue memory of mlx5, on the scripted kernel.
+//! Contexts, doorbell registers and queue memory of mlx5, on a device of a fabric whose kernel is scripted.
 
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
     AddressVector, Allocation, CompletionQueue, Context, DmaBufPart, DomainView, Errno, Gid,
-    ParentDomain, ProtectionDomain, QpType, QueueAllocator, QueuePair, ResourceType, Result,
-    SharedReceiveQueue,
+    ParentDomain, ProtectionDomain, QpControl, QpType, QueueAllocator, QueuePair, ResourceType,
+    Result, SharedReceiveQueue,
 };
 use rustix::param::page_size;
 use std::alloc::Layout;
@@ -12,17 +12,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
+use uverbs_uapi::cq::UVERBS_ATTR_CREATE_CQ_BUF_UMEM;
 use uverbs_uapi::device::{UVERBS_METHOD_QUERY_GID_ENTRY, UVERBS_METHOD_QUERY_PORT};
-use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
+use uverbs_uapi::mlx5::abi::{mlx5_ib_create_cq, mlx5_ib_create_qp};
+use uverbs_uapi::mlx5::context::mlx5_ib_alloc_ucontext_resp;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
+    MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, MLX5_IB_OBJECT_UAR,
+};
+use uverbs_uapi::mlx5::uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID;
 use uverbs_uapi::object as objects;
+use uverbs_uapi::qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM;
 
 #[test]
 fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
     let script = Script::mlx5();
+    script.grant_devx();
     let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
     assert_eq!(attr.devx(), Some(true));
     let script = Script::mlx5();
-    script.change_mlx5(|device| device.devx = false);
     let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
     assert_eq!(attr.devx(), Some(false));
     assert_eq!(attr.blueflame_bytes(), 256);
@@ -32,17 +41,14 @@ fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
 
 #[test]
 fn an_unsupported_device_is_refused_with_the_reason() {
-    let refusals: [(fn(&mut _), _); 3] = [
-        (
-            |device: &mut crate::uverbs::scripted::ScriptedMlx5| device.context.tot_bfregs = 16,
-            "16 registers",
-        ),
-        (|device| device.context.cqe_version = 0, "completions of version 0"),
-        (|device| device.context.num_uars_per_page = 0, "0 UARs"),
+    let refusals: [(fn(&mut mlx5_ib_alloc_ucontext_resp), _); 3] = [
+        (|context| context.tot_bfregs = 16, "16 registers"),
+        (|context| context.cqe_version = 0, "completions of version 0"),
+        (|context| context.num_uars_per_page = 0, "0 UARs"),
     ];
     for (change, text) in refusals {
         let script = Script::mlx5();
-        script.change_mlx5(change);
+        script.forge(Op::GET_CONTEXT, objects::UVERBS_ATTR_UHW_OUT, change);
         let error = script.try_open("mlx5_0").unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains(text), "{error}");
         assert_eq!(script.left_at_close(), Some(vec![]));
@@ -54,7 +60,6 @@ fn opening_fails_at_every_step_without_a_trace() {
     // The context, its event file, the limits, a page of registers and its mapping.
     for step in 1..=5 {
         let script = Script::mlx5();
-        script.change_mlx5(|device| device.devx = false);
         // The first try is refused anyway.
         script.fail_step(step + 1, Errno::NOMEM);
         let error = script.try_open("mlx5_0").unwrap_err();
@@ -463,25 +468,28 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
     let qp = || bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
-    let page = |qp: &QueuePair| bench.script.object(qp.handle()).max_wr;
+    // The pages by their number, from the one for arming on.
+    let first = u32::from(bench.script.asked::<mlx5_ib_create_cq>(Op::CREATE_CQ).uar_page_index);
+    let number = |qp: &QpControl| bench.script.object(qp.handle()).max_wr - first;
+    let page = |qp: &QueuePair| number(qp);
     let pages = || bench.script.count(MLX5_IB_OBJECT_UAR);
     // One page is there for arming. Two registers a page, four of one's own, twelve to share.
     assert_eq!(pages(), 1);
     let own: Vec<_> = (0..4).map(|_| qp()).collect();
     assert_eq!(pages(), 3);
-    assert_eq!(own.iter().map(page).collect::<Vec<_>>(), [6, 6, 7, 7]);
+    assert_eq!(own.iter().map(page).collect::<Vec<_>>(), [1, 1, 2, 2]);
     let shared: Vec<_> = (0..24).map(|_| qp()).collect();
     assert_eq!(pages(), 9);
     let mut users = [0; 16];
     for qp in &shared {
         users[page(qp) as usize] += 1;
     }
-    assert_eq!(users[8..14], [4; 6], "each register is shared by two");
+    assert_eq!(users[3..9], [4; 6], "each register is shared by two");
     // The next ones share the registers that have become free.
     let mut shared = shared;
-    shared.retain(|qp| page(qp) != 8);
+    shared.retain(|qp| page(qp) != 3);
     shared.extend((0..4).map(|_| qp()));
-    assert_eq!(shared[20..].iter().map(page).collect::<Vec<_>>(), [8; 4]);
+    assert_eq!(shared[20..].iter().map(page).collect::<Vec<_>>(), [3; 4]);
     // A queue pair that goes leaves its register to the next one.
     let first = page(&own[0]);
     drop(own);
@@ -495,7 +503,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     assert_eq!(pages(), 10);
     let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
     let exclusive = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
-    assert_eq!(bench.script.object(exclusive.handle()).max_wr, 14);
+    assert_eq!(number(&exclusive), 9);
     let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop((exclusive, domain));
@@ -522,8 +530,10 @@ fn the_link_layer_of_a_port_is_queried_once() {
         let op = Op::Method { object: objects::UVERBS_OBJECT_DEVICE, method };
         bench.script.log().iter().filter(|known| **known == op).count()
     };
-    let counts = || [asked(UVERBS_METHOD_QUERY_PORT), asked(UVERBS_METHOD_QUERY_GID_ENTRY)];
-    let path = AddressVector::global(1, 3, Gid([7; 16]));
+    let path = AddressVector::global(1, 0, bench.context.query_gid(1, 0).unwrap().gid);
+    let before = asked(UVERBS_METHOD_QUERY_GID_ENTRY);
+    let counts =
+        || [asked(UVERBS_METHOD_QUERY_PORT), asked(UVERBS_METHOD_QUERY_GID_ENTRY) - before];
     bench.pd.create_ah(&path).unwrap();
     assert_eq!(counts(), [1, 1]);
     bench.pd.create_ah(&path).unwrap();
@@ -541,11 +551,12 @@ fn the_link_layer_of_a_port_is_queried_once() {
 #[test]
 fn running_out_of_registers_names_their_number() {
     let script = Script::mlx5();
-    script.change_mlx5(|device| device.uars = 4);
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
     let cq = context.cq_builder(10).build().unwrap();
     let tds: Vec<_> = (0..6).map(|_| context.alloc_td().unwrap()).collect();
+    let armed: mlx5_ib_create_cq = script.asked(Op::CREATE_CQ);
+    script.refuse(Op::ALLOC_UAR, Errno::NOSPC);
     let error = context.alloc_td().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::NOSPC));
     assert!(error.message().ends_with("thread domains of this context have 6"), "{error}");
@@ -557,7 +568,7 @@ fn running_out_of_registers_names_their_number() {
     assert!(error.errno() == Errno::IO && error.message().ends_with(text), "{error}");
     // A queue pair rings the page that is there.
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
-    assert_eq!(script.object(qp.handle()).max_wr, 5);
+    assert_eq!(script.object(qp.handle()).max_wr, u32::from(armed.uar_page_index));
     drop(tds);
     context.alloc_td().unwrap();
 }
@@ -565,7 +576,11 @@ fn running_out_of_registers_names_their_number() {
 #[test]
 fn without_write_combining_every_queue_rings_the_non_cached_page() {
     let script = Script::mlx5();
-    script.change_mlx5(|device| device.context.bf_reg_size = 0);
+    script.forge(
+        Op::GET_CONTEXT,
+        objects::UVERBS_ATTR_UHW_OUT,
+        |context: &mut mlx5_ib_alloc_ucontext_resp| context.bf_reg_size = 0,
+    );
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
     let cq = context.cq_builder(10).build().unwrap();
@@ -574,16 +589,24 @@ fn without_write_combining_every_queue_rings_the_non_cached_page() {
     let shared = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let exclusive = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let page = |handle| script.object(handle).max_wr;
-    assert_eq!((page(shared.handle()), page(exclusive.handle())), (5, 5));
+    let armed = u32::from(script.asked::<mlx5_ib_create_cq>(Op::CREATE_CQ).uar_page_index);
+    assert_eq!((page(shared.handle()), page(exclusive.handle())), (armed, armed));
     assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1);
 }
 
 #[test]
 fn pages_with_large_numbers_are_named_by_an_attribute() {
     let script = Script::mlx5();
-    script.change_mlx5(|device| device.next_page = 1 << 16);
+    let large = 1u32 << 16;
+    script.forge(Op::ALLOC_UAR, MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, move |page| *page = large);
     let context = script.open("mlx5_0");
-    context.cq_builder(10).build().unwrap();
+    // The fabric's kernel is older than the attribute.
+    let error = context.cq_builder(10).build().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::PROTONOSUPPORT), "{error}");
+    let told = script.attribute::<u32>(Op::CREATE_CQ, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX);
+    assert_eq!(told, Some(large));
+    let flags = script.asked::<mlx5_ib_create_cq>(Op::CREATE_CQ).flags;
+    assert_eq!(flags, 0, "no page of the other kind");
 }
 
 #[test]
@@ -670,7 +693,6 @@ fn completion_queues_of_futures_are_as_their_builder_says() {
 #[test]
 fn an_initiator_takes_no_memory_for_receives() {
     let bench = Bench::new();
-    bench.script.allow_xrc();
     let cq = bench.context.cq_builder(10).build().unwrap();
     let size = |receives| {
         let builder = bench.domain.qp_builder(&cq, &cq, QpType::XRC_INI).max_recv_wr(receives);
@@ -743,13 +765,28 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
         (parts.clone(), pd.parent_domain_builder().allocator(parts).build().unwrap())
     };
     let (parts, at_page) = domain(0x7_0000);
-    let cq = context.cq_builder(10).parent_domain(&at_page).build().unwrap();
-    let qp = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
-    assert_eq!(script.object(cq.handle()).start, 0x7_0000);
-    assert_eq!(script.object(qp.handle()).start, 0x7_0000);
+    // The fabric's kernel is older than the attributes, and is not told an address in their stead.
+    let error = context.cq_builder(10).parent_domain(&at_page).build().unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
+    let named = |op, id| script.attribute::<ib_uverbs_buffer_desc>(op, id).unwrap();
+    let check = |desc: ib_uverbs_buffer_desc| {
+        let dmabuf = ib_uverbs_buffer_type::IB_UVERBS_BUFFER_TYPE_DMABUF.0;
+        assert_eq!((desc.r#type, desc.flags, desc.addr), (dmabuf, 0, 0x7_0000));
+        assert!(desc.length > 0 && desc.fd >= 0, "{desc:?}");
+    };
+    check(named(Op::CREATE_CQ, UVERBS_ATTR_CREATE_CQ_BUF_UMEM));
+    check(named(Op::CREATE_CQ, MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM));
+    let asked: mlx5_ib_create_cq = script.asked(Op::CREATE_CQ);
+    assert_eq!((asked.buf_addr, asked.db_addr), (0, 0));
+    let cq = context.cq_builder(10).build().unwrap();
+    let error = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
+    check(named(Op::CREATE_QP, UVERBS_ATTR_CREATE_QP_BUF_UMEM));
+    check(named(Op::CREATE_QP, MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM));
+    let asked: mlx5_ib_create_qp = script.asked(Op::CREATE_QP);
+    assert_eq!((asked.buf_addr, asked.db_addr), (0, 0));
     // For shared receive queues the kernel takes an address.
     drop(at_page.srq_builder(10).build().unwrap());
-    drop((qp, cq));
     assert_eq!((parts.memory.outstanding(), context.leaked()), (0, 0));
     // The offset in the dma-buf has to be aligned.
     let (parts, askew) = domain(0x7008);
@@ -757,13 +794,6 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     assert!(error.message().contains("0x7008"), "{error}");
     assert_eq!(parts.memory.outstanding(), 0);
-    // An older kernel does not know the attribute, and is not told an address in its stead.
-    script.change_mlx5(|device| device.dmabufs = false);
-    let error = context.cq_builder(10).parent_domain(&at_page).build().unwrap_err();
-    assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
-    let cq = context.cq_builder(10).build().unwrap();
-    let error = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
-    assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
     // One dma-buf is enough for that.
     for only in [ResourceType::MLX5_CQ, ResourceType::MLX5_QP, ResourceType::MLX5_DBR] {
         let parts = Parts { memory: Counted::default(), offset: 0x7_0000, only: Some(only) };

@@ -1,15 +1,15 @@
 //! What the driver of mlx5 is asked for: it reads each queue where the library put it, in the size that it is told.
 
 use super::mlx5::Bench;
-use crate::uverbs::scripted::ScriptedMlx5;
+use crate::uverbs::scripted::Op;
 use crate::{QpType, ResourceType};
-use uverbs_uapi::mlx5::abi::{mlx5_ib_create_qp, mlx5_qp_flags};
+use uverbs_uapi::mlx5::abi::{
+    mlx5_ib_create_cq, mlx5_ib_create_qp, mlx5_ib_resize_cq, mlx5_qp_flags,
+};
 
-/// The state of the scripted driver.
-fn driver<T: Copy>(bench: &Bench, get: impl Fn(&ScriptedMlx5) -> T) -> T {
-    let mut got = None;
-    bench.script.change_mlx5(|driver| got = Some(get(driver)));
-    got.unwrap()
+/// The driver's part of the last creation of a queue pair.
+fn asked_qp(bench: &Bench) -> mlx5_ib_create_qp {
+    bench.script.asked(Op::CREATE_QP)
 }
 
 /// The bytes of both queues of a queue pair: receives and sends.
@@ -29,7 +29,7 @@ fn the_queues_of_a_queue_pair_fill_the_memory_that_the_driver_is_told() {
         let qp = bench.domain.qp_builder(&cq, &cq, QpType::RC);
         let qp = qp.max_send_wr(sends).max_recv_wr(receives).max_recv_sge(segments);
         let qp = qp.build().unwrap();
-        let asked = driver(&bench, |driver| driver.asked_qp);
+        let asked = asked_qp(&bench);
         let case = format!("{sends}, {receives}, {segments}: {asked:?}");
 
         for (count, wanted) in [(asked.rq_wqe_count, receives), (asked.sq_wqe_count, sends)] {
@@ -62,7 +62,7 @@ fn the_kernel_is_told_how_large_both_queues_are() {
     let qp = bench.domain.qp_builder(&cq, &cq, QpType::RC);
     let _qp = qp.max_recv_wr(5).max_recv_sge(3).max_send_wr(4).build().unwrap();
     // 8 receives of 64 bytes, and 16 WQEBBs for 4 requests of at most 192 bytes.
-    assert_eq!(bytes(&driver(&bench, |driver| driver.asked_qp)), (8 * 64, 16 * 64));
+    assert_eq!(bytes(&asked_qp(&bench)), (8 * 64, 16 * 64));
 }
 
 /// The first flag is for receives; the second for reads and atomics, also if not all sends are signaled.
@@ -75,7 +75,7 @@ fn data_in_completions_is_asked_for_in_both_directions() {
     let cq = bench.context.cq_builder(16).build().unwrap();
     for qp_type in [QpType::RC, QpType::UC] {
         let make = || bench.domain.qp_builder(&cq, &cq, qp_type);
-        let flags = || driver(&bench, |driver| driver.asked_qp.flags);
+        let flags = || asked_qp(&bench).flags;
         let _plain = make().build().unwrap();
         assert_eq!(flags(), UAR);
         let _short = make().scatter_to_cqe().build().unwrap();
@@ -90,11 +90,11 @@ fn a_queue_pair_without_receives_of_its_own_asks_for_none() {
     let srq = bench.domain.srq_builder(10).build().unwrap();
     let shared = bench.domain.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(9).srq(&srq);
     let shared = shared.build().unwrap();
-    let asked = driver(&bench, |driver| driver.asked_qp);
+    let asked = asked_qp(&bench);
     assert_eq!((asked.rq_wqe_count, asked.rq_wqe_shift), (0, 0));
     drop(shared);
     let _initiator = bench.domain.qp_builder(&cq, &cq, QpType::XRC_INI).build().unwrap();
-    let asked = driver(&bench, |driver| driver.asked_qp);
+    let asked = asked_qp(&bench);
     assert_eq!((asked.rq_wqe_count, asked.rq_wqe_shift), (0, 0));
 }
 
@@ -104,7 +104,7 @@ fn raw_packets_have_a_buffer_for_each_direction() {
     let cq = bench.context.cq_builder(10).build().unwrap();
     let qp = bench.domain.qp_builder(&cq, &cq, QpType::RAW_PACKET);
     let _qp = qp.max_send_wr(300).max_recv_wr(20).build().unwrap();
-    let asked = driver(&bench, |driver| driver.asked_qp);
+    let asked = asked_qp(&bench);
     let (of_receives, of_sends) = bytes(&asked);
     let page = rustix::param::page_size();
     let expected = [
@@ -120,13 +120,13 @@ fn the_size_of_completions_is_told_at_creation_and_at_a_resize() {
         let bench = Bench::new();
         let cq = bench.context.cq_builder(10).cqe_size(size).parent_domain(&bench.domain);
         let mut cq = cq.build().unwrap();
-        let asked = driver(&bench, |driver| driver.asked_cq);
+        let asked = bench.script.asked::<mlx5_ib_create_cq>(Op::CREATE_CQ);
         let buffers = bench.buffers(ResourceType::MLX5_CQ);
         assert_eq!((asked.cqe_size, buffers[0].0), (size, asked.buf_addr));
         assert!(buffers[0].1 >= (cq.capacity() + 1) as usize * size as usize);
 
         cq.resize(1000).unwrap();
-        let asked = driver(&bench, |driver| driver.asked_resize);
+        let asked = bench.script.asked::<mlx5_ib_resize_cq>(Op::RESIZE_CQ);
         let [(address, bytes)] = bench.buffers(ResourceType::MLX5_CQ)[..] else { panic!("freed") };
         assert_eq!((u32::from(asked.cqe_size), asked.buf_addr), (size, address));
         assert!(bytes >= (cq.capacity() + 1) as usize * size as usize);

@@ -1,20 +1,22 @@
 //! Devices with more ports than one: the first on Ethernet, the second on InfiniBand.
 
+use crate::port::LinkLayers;
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
 use crate::wr::Address;
 use crate::{
     AddressHandle, AddressVector, Context, Errno, GidEntry, GidType, Handshake, LinkLayer,
     LinkWidth, PortState, QpAttr, QpState, QpType,
 };
+use uverbs_sim::Profile;
 use uverbs_uapi::device::UVERBS_METHOD_QUERY_PORT_SPEED;
 use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 
 const BOTH: [ScriptedPort; 2] = [ScriptedPort::ETHERNET, ScriptedPort::INFINIBAND];
 
 fn open() -> (Script, Context) {
-    let script = Script::mlx5();
+    let script = Script::new();
     script.set_ports(&BOTH);
-    let context = script.open("mlx5_0");
+    let context = script.open("rxe0");
     (script, context)
 }
 
@@ -38,7 +40,7 @@ fn each_port_has_its_own_link_and_identifiers() {
             context.default_gid(port).unwrap_err(),
         ] {
             assert_eq!(error.errno(), Errno::INVAL);
-            assert!(error.message().contains("mlx5_0 has ports 1 to 2"), "{error}");
+            assert!(error.message().contains("rxe0 has ports 1 to 2"), "{error}");
         }
     }
     let error = context.query_gid(2, 4).unwrap_err();
@@ -62,40 +64,62 @@ fn the_rate_of_a_port_is_the_drivers_or_that_of_its_link() {
     assert_eq!((told.mbps, told.of_link), (200_000, false));
     let error = context.query_port_speed(3).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("query_port_speed", Errno::INVAL));
-    assert_eq!(error.message(), "port 3; mlx5_0 has ports 1 to 2");
+    assert_eq!(error.message(), "port 3; rxe0 has ports 1 to 2");
     let script = Script::new();
     script.set_ports(&[ScriptedPort { width: LinkWidth(3), ..ScriptedPort::ETHERNET }]);
     let error = script.open("rxe0").query_port_speed(1).unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("unknown width 3"), "{error}");
 }
 
-#[test]
-fn addresses_are_those_of_their_port() {
-    let (script, context) = open();
-    let pd = context.alloc_pd().unwrap();
-    let lid = |ah: &AddressHandle| match ah.address() {
+/// The local identifier of an address, or its UDP port, and whether it has a global route by its own bit.
+fn place(ah: &AddressHandle) -> (u16, u32) {
+    match ah.address() {
         Address::Mlx5(av) => (av.rlid.get(), av.grh_gid_fl.get() >> 30),
         other => panic!("{other:?}"),
-    };
-    let gid = context.query_gid(2, 1).unwrap().gid;
-    let near = pd.create_ah(&AddressVector::local(2, 0x77)).unwrap();
-    assert_eq!(lid(&near), (0x77, 0));
-    let routed = AddressVector { dlid: 0x77, ..AddressVector::global(2, 1, gid) };
-    assert_eq!(lid(&pd.create_ah(&routed).unwrap()), (0x77, 1));
-    // On Ethernet the field holds a UDP port, and the bit is clear.
-    let over_udp = pd.create_ah(&AddressVector::global(1, 0, gid)).unwrap();
-    assert!(lid(&over_udp).0 >= 0xc000 && lid(&over_udp).1 == 0);
+    }
+}
+
+#[test]
+fn addresses_on_infiniband_have_a_local_identifier() {
+    let script = Script::with(Profile::new().infiniband());
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let gid = context.query_gid(1, 0).unwrap().gid;
+    let near = pd.create_ah(&AddressVector::local(1, 0x77)).unwrap();
+    assert_eq!(place(&near), (0x77, 0));
+    let routed = AddressVector { dlid: 0x77, ..AddressVector::global(1, 0, gid) };
+    assert_eq!(place(&pd.create_ah(&routed).unwrap()), (0x77, 1));
     let asked = script.log().len();
-    for lost in [AddressVector::global(2, 1, gid), AddressVector::local(2, 0)] {
+    for lost in [AddressVector::global(1, 0, gid), AddressVector::local(1, 0)] {
         let error = pd.create_ah(&lost).unwrap_err();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
-        assert!(error.message().contains("port 2 is InfiniBand, where `dlid`"), "{error}");
+        assert!(error.message().contains("port 1 is InfiniBand, where `dlid`"), "{error}");
     }
     assert_eq!(script.log().len(), asked, "the kernel was asked");
+}
+
+#[test]
+fn addresses_on_ethernet_have_a_udp_port() {
+    let context = Script::mlx5().open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let entry = context.default_gid(1).unwrap();
+    // The bit of the route is clear.
+    let over_udp = pd.create_ah(&AddressVector::global(1, entry.index, entry.gid)).unwrap();
+    assert!(place(&over_udp).0 >= 0xc000 && place(&over_udp).1 == 0);
     let error = pd.create_ah(&AddressVector::local(1, 0x77)).unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::INVAL));
     let error = pd.create_ah(&AddressVector::local(3, 0x77)).unwrap_err();
-    assert_eq!(error.message(), "port 3 of mlx5_0, which has ports 1 to 2");
+    assert_eq!(error.message(), "port 3 of mlx5_0, which has ports 1 to 1");
+}
+
+#[test]
+fn the_link_layer_of_each_port_is_remembered_by_itself() {
+    let links = LinkLayers::default();
+    links.set(1, LinkLayer::ETHERNET);
+    links.set(2, LinkLayer::INFINIBAND);
+    let known = [0, 1, 2, 3, 64].map(|port| links.get(port));
+    let expected = [LinkLayer::ETHERNET, LinkLayer::INFINIBAND].map(Some);
+    assert_eq!(known, [None, expected[0], expected[1], None, None]);
 }
 
 #[test]

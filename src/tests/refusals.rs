@@ -15,8 +15,8 @@ use uverbs_uapi::mr::UVERBS_METHOD_REG_DMABUF_MR;
 use uverbs_uapi::object::{UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_MR, UVERBS_OBJECT_SRQ};
 use uverbs_uapi::srq::UVERBS_METHOD_SRQ_CREATE;
 use uverbs_uapi::write::{
-    IB_USER_VERBS_CMD_ATTACH_MCAST, IB_USER_VERBS_CMD_MODIFY_SRQ, IB_USER_VERBS_CMD_REG_MR,
-    IB_USER_VERBS_CMD_REREG_MR, IB_USER_VERBS_EX_CMD_CREATE_FLOW,
+    IB_USER_VERBS_CMD_ATTACH_MCAST, IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_CMD_MODIFY_SRQ,
+    IB_USER_VERBS_CMD_REG_MR, IB_USER_VERBS_CMD_REREG_MR, IB_USER_VERBS_EX_CMD_CREATE_FLOW,
 };
 
 const QUERY_PORT: Op =
@@ -189,7 +189,7 @@ fn errors_of_other_numbers_say_what_was_asked_for() {
         "type RC with max_send_wr 1",
         "max_wr 4 and max_sge 1",
         "a limit of 2",
-        "port 1 of rxe0",
+        "port 1 of mlx5_0",
         "the objects of kind",
         "group ff0e::ffff:e000:1",
     ]) {
@@ -204,7 +204,7 @@ fn errors_of_other_numbers_say_what_was_asked_for() {
 #[test]
 fn a_rule_that_the_kernel_refuses_is_described_in_words() {
     let bench = Bench::on(Script::mlx5());
-    let create = Op::Write(IB_USER_VERBS_EX_CMD_CREATE_FLOW);
+    let create = Op::Write(IB_USER_VERBS_EX_CMD_CREATE_FLOW | IB_USER_VERBS_CMD_FLAG_EXTENDED);
     let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RAW_PACKET).build().unwrap();
     let rule = FlowAttr::new(1)
         .spec(FlowEth::new().dst_mac([2, 0, 0, 0, 0, 1]))

@@ -389,8 +389,7 @@ fn a_zero_based_region_is_taken_over() {
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
 fn nothing_is_exported_in_a_forked_child() {
-    let bench = Bench::new();
-    bench.script.allow_xrc();
+    let bench = Bench::on(Script::mlx5());
     let domain = bench.context.xrcd_builder().build().unwrap();
     let (qp, srq) = (bench.qp(QpType::RC), bench.pd.srq_builder(8).build().unwrap());
     let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();

@@ -306,6 +306,19 @@ impl Command<'_> {
         }
     }
 
+    /// The attributes that the kernel reads, with their bytes.
+    pub(super) fn inputs(&self) -> Vec<(u16, Vec<u8>)> {
+        let ids = self.attrs().iter().filter(|attr| attr.len > 0).map(|attr| attr.attr_id);
+        ids.filter_map(|id| Some((id, self.bytes(id)?.to_vec()))).collect()
+    }
+
+    /// The bytes of each output.
+    pub(super) fn outputs(&mut self) -> Vec<Vec<u8>> {
+        let mut outputs = Vec::new();
+        self.each_output(&mut |output| outputs.push(output.to_vec()));
+        outputs
+    }
+
     fn number_at(&self, id: u16) -> Option<usize> {
         let place = self.place(id)?;
         (self.attrs()[place].len == 0).then_some(place)

@@ -1,38 +1,39 @@
-//! A kernel that a test scripts: the uverbs object model in memory, which responds as rxe does.
+//! A script between the library and a kernel, for what no kernel does on demand: it fails at a chosen step, does not
+//! know a method, ends an answer early, forges one, refuses to destroy an object, or vanishes. It logs every command.
 //!
-//! It keeps handles as the kernel does (one number space per file, `EBUSY` while something
-//! depends on an object), has queues that can be mapped and used, and logs every command. On demand it does
-//! what no real device does: it fails at a chosen step, does not know a method, truncates outputs, refuses
-//! to destroy an object, or vanishes.
+//! | device | kernel behind the script | file |
+//! |---|---|---|
+//! | mlx5, [`Script::mlx5`] | that of a fabric (`uverbs-sim`) | `hosted.rs` |
+//! | rxe, [`Script::new`] | the object model in memory, with rings that a test reads and fills | `state.rs`, `write.rs`, `ring.rs` |
 //!
 //! ```ignore
-//! let script = Script::new();
-//! let context = script.open("rxe0");
+//! let script = Script::mlx5();
+//! let context = script.open("mlx5_0");
 //! script.fail_step(1, Errno::NOMEM);
 //! assert!(context.alloc_pd().is_err());
-//! assert_eq!(script.live(), []);
+//! assert_eq!(script.count(UVERBS_OBJECT_PD), 0);
 //! ```
 
 mod attrs;
-mod dm;
-mod mlx5;
+mod hosted;
 mod port;
 mod ring;
 mod socket;
 mod state;
 mod write;
-mod xrcd;
 
 use super::command::Command;
+use super::fd::UverbsFd;
 use super::kernel::Kernel;
 use crate::context::Context;
 use crate::device::{Device, DriverId};
 use crate::error::Result;
 use crate::memory::mapping::{Mapper, Mapping};
+use crate::platform::Platform;
 use crate::provider;
 use crate::sharing::envelope::Envelope;
 use crate::sync::fork::Epoch;
-pub(crate) use mlx5::ScriptedMlx5;
+use hosted::Hosted;
 pub(crate) use port::ScriptedPort;
 use ring::KernelRing;
 use rustix::io::Errno;
@@ -41,15 +42,19 @@ pub(crate) use state::{Role, ScriptedObject};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uverbs_sim::Profile;
 use uverbs_uapi::async_event::{UVERBS_METHOD_ASYNC_EVENT_ALLOC, ib_uverbs_async_event_desc};
 use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
 use uverbs_uapi::device::{
-    UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_GET_CONTEXT, UVERBS_METHOD_INVOKE_WRITE,
+    UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_GET_CONTEXT,
+    UVERBS_METHOD_INVOKE_WRITE, ib_uverbs_ex_query_device_resp,
 };
+use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
+use uverbs_uapi::mlx5::uar::MLX5_IB_METHOD_UAR_OBJ_ALLOC;
 use uverbs_uapi::object as objects;
 use uverbs_uapi::wc::ib_uverbs_wc;
 use uverbs_uapi::write as commands;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The identity of a command: a method of an object, or an older command by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +83,14 @@ impl Op {
     pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
     pub(crate) const RESIZE_CQ: Op = Op::Write(commands::IB_USER_VERBS_CMD_RESIZE_CQ);
     pub(crate) const REQ_NOTIFY_CQ: Op = Op::Write(commands::IB_USER_VERBS_CMD_REQ_NOTIFY_CQ);
+    pub(crate) const EX_MODIFY_QP: Op = Op::Write(
+        commands::IB_USER_VERBS_EX_CMD_MODIFY_QP | commands::IB_USER_VERBS_CMD_FLAG_EXTENDED,
+    );
+    pub(crate) const QUERY_DEVICE: Op = Op::Write(
+        commands::IB_USER_VERBS_EX_CMD_QUERY_DEVICE | commands::IB_USER_VERBS_CMD_FLAG_EXTENDED,
+    );
+    pub(crate) const ALLOC_UAR: Op =
+        Op::Method { object: MLX5_IB_OBJECT_UAR, method: MLX5_IB_METHOD_UAR_OBJ_ALLOC };
     pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
 
     /// The DESTROY method of an object.
@@ -115,6 +128,8 @@ struct Deviations {
     /// Steps (commands and mappings) until one fails.
     countdown: Option<(u64, Errno)>,
     refused: Vec<(Op, Errno)>,
+    /// Commands that are carried out by doing nothing.
+    granted: Vec<Op>,
     /// Outputs that end after so many bytes.
     short: Vec<(Op, usize)>,
     undestroyable: Vec<(u32, Errno)>,
@@ -123,14 +138,12 @@ struct Deviations {
     leaving: bool,
     /// REREG exchanges the memory of a region, which rxe refuses.
     translates: bool,
-    /// XRC domains can be opened, which rxe does not have.
-    has_xrc: bool,
     /// The rate of every port in units of 100 Mbit/s, if the driver tells it.
     port_speed: Option<u64>,
     /// The elements of queue pairs' rings have no room for SGEs.
     bare_elements: bool,
-    /// The driver does not tell the number of an address handle, as rxe before Linux 5.16.
-    withholds_ah_numbers: bool,
+    /// Contexts of mlx5 have DEVX.
+    grants_devx: bool,
 }
 
 /// A scripted kernel file as the test sees it. Clones see the same one.
@@ -139,11 +152,17 @@ pub(crate) struct Script {
     state: Arc<Mutex<State>>,
     tag: Arc<str>,
     hooks: Arc<Mutex<Vec<Hook>>>,
+    forgeries: Arc<Mutex<Vec<Forgery>>>,
     tamper: Arc<Mutex<Option<Tamper>>>,
+    /// The fabric whose kernel executes the commands, if the device is one of mlx5.
+    hosted: Option<Arc<Hosted>>,
 }
 
 /// A function of the test that may change each output of each command.
 type Tamper = Box<dyn FnMut(&mut [u8]) + Send>;
+
+/// A function of the test that changes an output of a command.
+type Forgery = (Op, u16, Arc<dyn Fn(&mut [u8]) + Send + Sync>);
 
 /// A function of the test that runs before a command is executed.
 type Hook = (Op, Arc<dyn Fn() + Send + Sync>);
@@ -159,7 +178,8 @@ impl Script {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let tag: Arc<str> = format!("scripted-{}-", NEXT.fetch_add(1, Ordering::Relaxed)).into();
         let state = Arc::new(Mutex::new(State::new(tag.clone())));
-        Script { state, tag, hooks: Arc::default(), tamper: Arc::default() }
+        let (hooks, forgeries, tamper) = Default::default();
+        Script { state, tag, hooks, forgeries, tamper, hosted: None }
     }
 
     /// Opens a context on the scripted file, of an rxe device of this name.
@@ -171,26 +191,48 @@ impl Script {
         let epoch = Epoch::current().expect("an epoch");
         let device = self.plant(device);
         let opening = provider::open(&device)?;
-        let kernel = Box::new(ScriptedKernel::new(self.clone(), opening.driver(), epoch));
+        let kernel = Box::new(self.kernel(&device, opening.driver(), epoch));
         Context::on(kernel, device, opening, epoch)
     }
 
-    /// A scripted file of an mlx5 device, with the commands that make, destroy and share objects.
-    pub(crate) fn mlx5() -> Script {
-        let script = Script::new();
-        script.state().mlx5 = Some(ScriptedMlx5::default());
-        script
+    fn kernel(&self, device: &Device, driver: u32, epoch: Epoch) -> ScriptedKernel {
+        let hosted = self.hosted.as_ref().map(|hosted| hosted.kernel(device, driver, epoch));
+        ScriptedKernel::new(self.clone(), hosted, driver, epoch)
     }
 
-    /// Changes the device of [`mlx5`](Self::mlx5).
-    pub(crate) fn change_mlx5(&self, change: impl FnOnce(&mut ScriptedMlx5)) {
-        change(self.state().mlx5.as_mut().expect("an mlx5 device"));
+    /// The file of an mlx5 device of a fabric.
+    pub(crate) fn mlx5() -> Script {
+        Script::with(Profile::new())
+    }
+
+    /// The file of an mlx5 device with this profile.
+    pub(crate) fn with(profile: Profile) -> Script {
+        Script { hosted: Some(Arc::new(Hosted::new(profile))), ..Script::new() }
+    }
+
+    /// The device of [`mlx5`](Self::mlx5), to disturb it.
+    pub(crate) fn device(&self) -> uverbs_sim::Device {
+        self.hosted().fabric.device(hosted::NAME).expect("a device")
+    }
+
+    /// Has the device of [`mlx5`](Self::mlx5) do all that there is to do.
+    pub(crate) fn settle(&self) {
+        while self.hosted().fabric.step() {}
+    }
+
+    fn hosted(&self) -> &Hosted {
+        self.hosted.as_deref().expect("a device of a fabric")
+    }
+
+    /// The name of the device, as most tests open it.
+    pub(crate) fn name(&self) -> &'static str {
+        if self.hosted.is_some() { hosted::NAME } else { "rxe0" }
     }
 
     /// Imports a context on the scripted file, as another process would.
     pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
         let make = |driver, epoch| -> Box<dyn Kernel> {
-            Box::new(ScriptedKernel::new(self.clone(), driver, epoch))
+            Box::new(self.kernel(&self.plant(device), driver, epoch))
         };
         Context::import_on(make, self.plant(device), envelope)
     }
@@ -202,16 +244,18 @@ impl Script {
 
     /// How many reads and atomics a queue pair of the device answers, and has under way, at once.
     pub(crate) fn set_reads(&self, answered: u32, sent: u32) {
-        let mut state = self.state();
-        (state.reads_answered, state.reads_sent) = (answered, sent);
+        let change = move |device: &mut ib_uverbs_ex_query_device_resp| {
+            device.base.max_qp_rd_atom = answered;
+            device.base.max_qp_init_rd_atom = sent;
+        };
+        self.forge(Op::QUERY_DEVICE, UVERBS_ATTR_CORE_OUT, change);
     }
 
     fn plant(&self, name: &str) -> Device {
-        Device::planted(name, self.driver(), self.state().ports.len() as u32)
-    }
-
-    fn driver(&self) -> DriverId {
-        if self.state().mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE }
+        match &self.hosted {
+            Some(hosted) => hosted.device(),
+            None => Device::planted(name, DriverId::RXE, self.state().ports.len() as u32),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -231,6 +275,11 @@ impl Script {
     /// Fails every such command until [`allow`](Self::allow).
     pub(crate) fn refuse(&self, op: Op, errno: Errno) {
         self.state().deviations.refused.push((op, errno));
+    }
+
+    /// Carries out every such command by doing nothing, also if the kernel does not know it.
+    pub(crate) fn grant(&self, op: Op) {
+        self.state().deviations.granted.push(op);
     }
 
     pub(crate) fn allow(&self, op: Op) {
@@ -271,8 +320,47 @@ impl Script {
         self.state().deviations.undestroyable.retain(|(refused, _)| *refused != handle);
     }
 
+    /// Changes an output of every such command from now on, as a kernel that lies.
+    pub(crate) fn forge<T: FromBytes + IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        id: u16,
+        change: impl Fn(&mut T) + Send + Sync + 'static,
+    ) {
+        let change = move |output: &mut [u8]| {
+            let mut value = T::new_zeroed();
+            let length = output.len().min(size_of::<T>());
+            value.as_mut_bytes()[..length].copy_from_slice(&output[..length]);
+            change(&mut value);
+            output[..length].copy_from_slice(&value.as_bytes()[..length]);
+        };
+        self.forgeries.lock().unwrap().push((op, id, Arc::new(change)));
+    }
+
+    /// The driver's part of the last such command, executed or refused.
+    pub(crate) fn asked<T: FromBytes>(&self, op: Op) -> T {
+        self.attribute(op, objects::UVERBS_ATTR_UHW_IN).expect("a driver's part")
+    }
+
+    /// An attribute of the last such command, executed or refused.
+    pub(crate) fn attribute<T: FromBytes>(&self, op: Op, id: u16) -> Option<T> {
+        let state = self.state();
+        let (_, passed) = state.asked.iter().rev().find(|(other, _)| *other == op)?;
+        let (_, bytes) = passed.iter().find(|(other, _)| *other == id)?;
+        Some(T::read_from_prefix(bytes).expect("as many bytes").0)
+    }
+
+    /// Makes contexts of mlx5 with DEVX, which the fabric's kernel has not.
+    pub(crate) fn grant_devx(&self) {
+        self.state().deviations.grants_devx = true;
+    }
+
     /// Destroys an object, as another process that has the kernel file may.
     pub(crate) fn steal(&self, handle: u32) {
+        if let Some(hosted) = &self.hosted {
+            let found = self.live().into_iter().find(|(_, live)| *live == handle);
+            return hosted.destroy(found.expect("a live object"));
+        }
         self.state().steal(handle);
     }
 
@@ -281,14 +369,9 @@ impl Script {
         self.state().deviations.translates = true;
     }
 
-    /// Lets XRC domains be opened, which rxe does not have.
     /// Lets the driver tell this rate of every port, in units of 100 Mbit/s.
     pub(crate) fn set_port_speed(&self, speed: u64) {
         self.state().deviations.port_speed = Some(speed);
-    }
-
-    pub(crate) fn allow_xrc(&self) {
-        self.state().deviations.has_xrc = true;
     }
 
     /// Gives the rings of rxe's queue pairs elements that are too small for the SGEs that they are to hold.
@@ -296,14 +379,12 @@ impl Script {
         self.state().deviations.bare_elements = true;
     }
 
-    /// The driver does not tell the numbers of address handles, as rxe before Linux 5.16.
-    pub(crate) fn withhold_ah_numbers(&self) {
-        self.state().deviations.withholds_ah_numbers = true;
-    }
-
     /// The device is unplugged: its objects are gone, every command but DESTROY fails with `EIO`.
     pub(crate) fn vanish(&self) {
         self.state().vanish();
+        if self.hosted.is_some() {
+            self.device().unplug();
+        }
     }
 
     /// The kernel begins to remove the device: every command but DESTROY fails with `EIO`, and objects stay until
@@ -324,8 +405,11 @@ impl Script {
         self.state().break_events();
     }
 
-    /// The objects that exist: what they are and their handles, oldest first.
+    /// The objects that exist: what they are and their handles, oldest first; of mlx5 by their kind.
     pub(crate) fn live(&self) -> Vec<(u16, u32)> {
+        if let Some(hosted) = &self.hosted {
+            return hosted.live();
+        }
         self.state().objects.iter().map(|(handle, object)| (object.object, *handle)).collect()
     }
 
@@ -352,6 +436,9 @@ impl Script {
 
     /// How many queues this process has mapped right now; none under Miri, where nothing is.
     pub(crate) fn mappings(&self) -> usize {
+        if let Some(hosted) = &self.hosted {
+            return hosted.holders() - self.state().open_files as usize;
+        }
         if cfg!(miri) {
             return 0;
         }
@@ -403,9 +490,12 @@ impl Script {
         self.state().ring(handle, role)
     }
 
-    /// Moves a queue pair to a state behind the library's back.
+    /// Moves a queue pair to a state behind the library's back. Those of mlx5 stay in RESET, where the device carries
+    /// out nothing that is posted, and writes no completions beside those of the test.
     pub(crate) fn set_qp_state(&self, qp: u32, state: u8) {
-        self.state().object(qp).state = state;
+        if self.hosted.is_none() {
+            self.state().object(qp).state = state;
+        }
     }
 
     /// Gives an object another number, as if it were another object.
@@ -450,6 +540,8 @@ impl Script {
 #[derive(Debug)]
 struct ScriptedKernel {
     script: Script,
+    /// The kernel that executes the commands, if it is not the script.
+    hosted: Option<UverbsFd>,
     /// Stands for the command file, which nobody reads.
     fd: OwnedFd,
     /// The driver that commands are for.
@@ -458,35 +550,49 @@ struct ScriptedKernel {
 }
 
 impl ScriptedKernel {
-    fn new(script: Script, driver: u32, epoch: Epoch) -> ScriptedKernel {
+    fn new(script: Script, hosted: Option<UverbsFd>, driver: u32, epoch: Epoch) -> ScriptedKernel {
         script.state().open_files += 1;
         let (fd, _) = socket::pair().expect("a file");
-        ScriptedKernel { script, fd: fd.into(), driver, epoch }
+        ScriptedKernel { script, hosted, fd: fd.into(), driver, epoch }
+    }
+
+    fn run(&self, op: Op, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
+        if let Some(hosted) = &self.hosted {
+            return self.script.forward(hosted, op, command);
+        }
+        command.message(self.driver)?;
+        // The kernel refuses commands for another driver than the device's.
+        if self.driver != DriverId::RXE.get() {
+            return Err(Errno::INVAL);
+        }
+        self.script.state().run(op, command)
     }
 }
 
 impl Drop for ScriptedKernel {
     fn drop(&mut self) {
-        self.script.state().close();
+        let live = self.script.live();
+        self.script.state().close(live);
     }
 }
 
 impl Kernel for ScriptedKernel {
     fn execute(&self, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
-        command.message(self.driver)?;
-        // The kernel refuses commands for another driver than the device's.
-        if self.driver != self.script.driver().get() {
-            return Err(Errno::INVAL);
-        }
         let op = Op::of(command);
         let hooks = self.script.hooks.lock().unwrap().clone();
         for (_, hook) in hooks.iter().filter(|(hooked, _)| *hooked == op) {
             hook();
         }
-        self.script.state().run(op, command)?;
+        self.run(op, command)?;
         // A descriptor is taken on trust: with another number the library would close somebody else's file.
         if op == Op::CREATE_COMP_CHANNEL {
             return Ok(());
+        }
+        let forgeries = self.script.forgeries.lock().unwrap().clone();
+        for (_, id, forgery) in forgeries.iter().filter(|(forged, ..)| *forged == op) {
+            if let Some(output) = command.output_room(*id) {
+                forgery(output);
+            }
         }
         if let Some(tamper) = &mut *self.script.tamper.lock().unwrap() {
             command.each_output(&mut **tamper);
@@ -499,21 +605,45 @@ impl Kernel for ScriptedKernel {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.hosted.as_ref().map_or(self.fd.as_fd(), Kernel::fd)
+    }
+
+    fn platform(&self) -> Platform {
+        self.hosted.as_ref().map_or(Platform::LINUX, Kernel::platform)
+    }
+
+    fn is_hosted(&self) -> bool {
+        self.hosted.as_ref().is_some_and(Kernel::is_hosted)
+    }
+
+    fn polled(&self) -> bool {
+        self.hosted.as_ref().is_some_and(Kernel::polled)
     }
 
     fn reopen(&self) -> std::result::Result<Box<dyn Kernel>, Errno> {
-        Ok(Box::new(ScriptedKernel::new(self.script.clone(), self.driver, Epoch::current()?)))
+        if let Some(hosted) = &self.hosted {
+            return hosted.reopen();
+        }
+        let epoch = Epoch::current()?;
+        Ok(Box::new(ScriptedKernel::new(self.script.clone(), None, self.driver, epoch)))
     }
 }
 
 impl Mapper for ScriptedKernel {
     fn map(&self, offset: u64, length: usize) -> std::result::Result<Mapping, Errno> {
+        if let Some(hosted) = &self.hosted {
+            self.script.state().step()?;
+            return hosted.map(offset, length);
+        }
         let ring = self.script.state().claim(offset, length)?;
         ring.file().map(length, self.epoch)
     }
 
     fn map_read_only(&self, offset: u64, length: usize) -> std::result::Result<Mapping, Errno> {
+        if let Some(hosted) = &self.hosted {
+            self.script.state().step()?;
+            return hosted.map_read_only(offset, length);
+        }
         let ring = self.script.state().claim(offset, length)?;
         ring.file().map_read_only(length, self.epoch)
     }

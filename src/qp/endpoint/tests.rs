@@ -236,10 +236,8 @@ fn a_handshake_brings_a_queue_pair_to_rts() {
 #[test]
 fn an_endpoint_promises_what_its_device_answers_and_at_most_16() {
     use crate::uverbs::scripted::{Op, Script};
-    use uverbs_uapi::write::{IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_EX_CMD_QUERY_DEVICE};
-    const QUERY_DEVICE: Op =
-        Op::Write(IB_USER_VERBS_EX_CMD_QUERY_DEVICE | IB_USER_VERBS_CMD_FLAG_EXTENDED);
-    let asked = |script: &Script| script.log().into_iter().filter(|op| *op == QUERY_DEVICE).count();
+    let asked =
+        |script: &Script| script.log().into_iter().filter(|op| *op == Op::QUERY_DEVICE).count();
     for (device, queries) in [(Script::new as fn() -> Script, 1), (Script::mlx5, 0)] {
         for (answered, promised, sent, most) in
             [(4, 4, 2, 2), (16, 16, 16, 16), (17, 16, 255, 255), (300, 16, 256, 255)]

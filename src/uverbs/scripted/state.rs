@@ -43,20 +43,17 @@ pub(crate) struct ScriptedObject {
     pub(crate) user_handle: u64,
     /// Handles of the objects that it depends on, which must be destroyed after it.
     pub(crate) stands_on: Vec<u32>,
-    /// Of a queue pair: number and state. Of an address handle or a protection domain: its number.
-    /// Of a region: its key.
+    /// Of a queue pair: number and state. Of an address handle: its number. Of a region: its key.
     pub(crate) number: u32,
     pub(crate) state: u8,
     /// Of a queue pair: its port, from INIT on.
     pub(crate) port: u8,
     /// Of a queue pair: the wait asked of a peer that finds no receive.
     pub(crate) min_rnr_timer: u8,
-    /// Entries, of a shared receive queue, and its limit.
+    /// Entries, of a shared receive queue, and its limit. Of a queue pair of mlx5: the number of its doorbell page.
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) limit: u32,
-    /// Of an XRC domain: the device and number of its file.
-    pub(crate) inode: Option<(u64, u64)>,
     /// Of a queue: the descriptor that its events go to.
     pub(crate) events: Option<i32>,
     /// Of a completion queue: the descriptor of its channel.
@@ -73,17 +70,17 @@ pub(crate) struct ScriptedObject {
     pub(crate) ece: u32,
 }
 
+/// Attributes of a command, with their bytes.
+type Inputs = Vec<(u16, Vec<u8>)>;
+
 #[derive(Debug)]
 pub(super) struct State {
     tag: Arc<str>,
     pub(super) deviations: Deviations,
-    /// Set if the scripted driver is mlx5's and not rxe's.
-    pub(super) mlx5: Option<super::ScriptedMlx5>,
     pub(super) ports: Vec<super::ScriptedPort>,
-    /// Reads and atomics that a queue pair of the device answers and has under way at once.
-    pub(super) reads_answered: u32,
-    pub(super) reads_sent: u32,
     pub(super) log: Vec<Op>,
+    /// The attributes that each command passed.
+    pub(super) asked: Vec<(Op, Inputs)>,
     pub(super) complaints: Vec<String>,
     pub(super) objects: BTreeMap<u32, ScriptedObject>,
     pub(super) next_qpn: u32,
@@ -97,8 +94,6 @@ pub(super) struct State {
     rings: BTreeMap<(u32, Role), Arc<KernelRing>>,
     /// Queues that were not mapped yet. Each can be mapped once.
     unclaimed: BTreeMap<u64, Arc<KernelRing>>,
-    /// Pages that can be mapped any number of times as long as their object lives.
-    pages: BTreeMap<u64, u32>,
     pub(super) events_closed: bool,
     /// The kernel's end of the event file.
     events: Option<Socket>,
@@ -111,10 +106,8 @@ impl State {
         State {
             tag,
             deviations: Deviations::default(),
-            mlx5: None,
+            asked: Vec::new(),
             ports: vec![super::ScriptedPort::ETHERNET],
-            reads_answered: 128,
-            reads_sent: 128,
             log: Vec::new(),
             complaints: Vec::new(),
             objects: BTreeMap::new(),
@@ -128,18 +121,17 @@ impl State {
             stolen: BTreeSet::new(),
             rings: BTreeMap::new(),
             unclaimed: BTreeMap::new(),
-            pages: BTreeMap::new(),
             events_closed: false,
             events: None,
             channels: BTreeMap::new(),
         }
     }
 
-    pub(super) fn close(&mut self) {
+    /// Closes a descriptor of the file, which has these objects.
+    pub(super) fn close(&mut self, live: Vec<(u16, u32)>) {
         self.open_files -= 1;
         if self.open_files == 0 {
-            let left = self.objects.iter().map(|(handle, object)| (object.object, *handle));
-            self.left_at_close = Some(left.collect());
+            self.left_at_close = Some(live);
             self.objects.clear();
         }
     }
@@ -157,7 +149,7 @@ impl State {
     }
 
     /// Counts one step down to the failure that the test asked for.
-    fn step(&mut self) -> Result<()> {
+    pub(super) fn step(&mut self) -> Result<()> {
         match &mut self.deviations.countdown {
             Some((1, errno)) => {
                 let errno = *errno;
@@ -176,10 +168,6 @@ impl State {
         self.step()?;
         if self.deviations.vanished {
             return Err(Errno::IO);
-        }
-        if let Some(page) = self.pages.get(&offset) {
-            let ring = self.rings.get(&(*page, Role::Cq)).ok_or(Errno::INVAL)?;
-            return if length == page_size() { Ok(ring.clone()) } else { Err(Errno::INVAL) };
         }
         match self.unclaimed.get(&offset) {
             Some(ring) if length <= ring.size() as usize => {}
@@ -208,22 +196,41 @@ impl State {
         self.channels.get(&channel).expect("its other end").send(event).expect("room");
     }
 
-    pub(super) fn run(&mut self, op: Op, command: &mut Command<'_>) -> Result<()> {
+    /// Counts and logs a command. Answers after how many bytes its outputs end.
+    ///
+    /// # Errors
+    ///
+    /// The test's, for a command that it refuses.
+    pub(super) fn admit(&mut self, op: Op, command: &Command<'_>) -> Result<usize> {
         self.log.push(op);
+        self.asked.push((op, command.inputs()));
         self.step()?;
         if let Some((_, errno)) = self.deviations.refused.iter().find(|(other, _)| *other == op) {
             return Err(*errno);
         }
+        let destroyed = command.destroyed();
+        if self.deviations.leaving && destroyed.is_none() {
+            return Err(Errno::IO);
+        }
+        let undestroyable = &self.deviations.undestroyable;
+        let kept = undestroyable.iter().find(|(handle, _)| Some(*handle) == destroyed);
+        if let Some((_, errno)) = kept.filter(|_| !self.deviations.vanished) {
+            return Err(*errno);
+        }
+        let short = self.deviations.short.iter().find(|(other, _)| *other == op);
+        Ok(short.map_or(usize::MAX, |(_, limit)| *limit))
+    }
+
+    pub(super) fn run(&mut self, op: Op, command: &mut Command<'_>) -> Result<()> {
+        let limit = self.admit(op, command)?;
         if self.deviations.vanished {
             // The kernel still destroys the objects of the file.
             let held = command.destroyed().is_some_and(|handle| self.dead.remove(&handle));
             return if held { Ok(()) } else { Err(Errno::IO) };
         }
-        if self.deviations.leaving && command.destroyed().is_none() {
-            return Err(Errno::IO);
+        if self.deviations.granted.contains(&op) {
+            return Ok(());
         }
-        let short = self.deviations.short.iter().find(|(other, _)| *other == op);
-        let limit = short.map_or(usize::MAX, |(_, limit)| *limit);
         if op != Op::GET_CONTEXT && !self.has_context {
             return Err(Errno::INVAL);
         }
@@ -242,9 +249,6 @@ impl State {
             (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_GET_CONTEXT) => {
                 if self.has_context {
                     return Err(Errno::INVAL);
-                }
-                if let Some(mlx5) = &self.mlx5 {
-                    mlx5.alloc_ucontext(&mut to)?;
                 }
                 self.has_context = true;
                 to.put(context_ids::UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &2u32);
@@ -301,7 +305,6 @@ impl State {
                 to.put(mr::UVERBS_ATTR_QUERY_MR_RESP_IOVA, &iova);
                 Ok(())
             }
-            _ if self.mlx5.is_some() => self.run_mlx5(object, method, to),
             (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => self.create_cq(to),
             (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp(to),
             (UVERBS_OBJECT_SRQ, srq::UVERBS_METHOD_SRQ_CREATE) => self.create_srq(to),
@@ -387,18 +390,13 @@ impl State {
     }
 
     /// The objects that a queue pair depends on, all of which must exist.
-    pub(super) fn parents_of_qp(&mut self, command: &Command<'_>) -> Result<Vec<u32>> {
+    fn parents_of_qp(&mut self, command: &Command<'_>) -> Result<Vec<u32>> {
         let mut parents = Vec::new();
-        let initiator = qp::ib_uverbs_qp_type::IB_UVERBS_QPT_XRC_INI.0;
-        let receives = attrs::u32(command, qp::UVERBS_ATTR_CREATE_QP_TYPE)? != initiator;
-        let recv_cq = (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ);
         for (id, object) in [
             (qp::UVERBS_ATTR_CREATE_QP_PD_HANDLE, UVERBS_OBJECT_PD),
             (qp::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_OBJECT_CQ),
-        ]
-        .into_iter()
-        .chain(receives.then_some(recv_cq))
-        {
+            (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ),
+        ] {
             let handle = attrs::handle(command, id).ok_or(Errno::NOENT)?;
             parents.push(self.expect("create_qp", handle, object)?);
         }
@@ -442,7 +440,6 @@ impl State {
     }
 
     fn destroy(&mut self, handle: u32, command: &mut Command<'_>, limit: usize) -> Result<()> {
-        use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR as UAR;
         if self.stolen.remove(&handle) {
             return Err(Errno::NOENT);
         }
@@ -455,10 +452,6 @@ impl State {
             self.complaints.push(format!("handle {handle} is an object of kind {object}"));
             return Err(Errno::INVAL);
         }
-        let refused = &self.deviations.undestroyable;
-        if let Some((_, errno)) = refused.iter().find(|(refused, _)| *refused == handle) {
-            return Err(*errno);
-        }
         if self.objects.values().any(|object| object.stands_on.contains(&handle)) {
             self.complaints.push(format!("handle {handle} is destroyed before its dependants"));
             return Err(Errno::BUSY);
@@ -466,9 +459,6 @@ impl State {
         self.objects.remove(&handle);
         self.dead.insert(handle);
         self.rings.retain(|(owner, _), _| *owner != handle);
-        if let (UAR, Some(mlx5)) = (object, &mut self.mlx5) {
-            mlx5.uars += 1;
-        }
         let mut to = Responses { command, limit };
         to.put_bytes(1, &[0; 8]);
         Ok(())
@@ -504,20 +494,6 @@ impl State {
         self.rings.insert((handle, role), ring.clone());
         self.unclaimed.insert(offset, ring.clone());
         (ring.clone(), mminfo { offset, size: ring.size(), pad: 0 })
-    }
-
-    /// A page of an object, which is at the answered offset.
-    pub(super) fn add_page(&mut self, handle: u32, name: &str) -> u64 {
-        let offset = self.next_offset;
-        self.add_page_at(handle, name, offset);
-        offset
-    }
-
-    pub(super) fn add_page_at(&mut self, handle: u32, name: &str, offset: u64) {
-        // Doorbells may write anything there.
-        let (_, place) = self.add_ring(handle, Role::Cq, name, 63, 64);
-        self.unclaimed.remove(&place.offset);
-        self.pages.insert(offset, handle);
     }
 
     /// A handle that a command names must exist and be of the right kind.

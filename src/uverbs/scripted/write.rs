@@ -28,20 +28,14 @@ impl State {
                 resp.base.max_srq_wr = MAX_WR;
                 resp.base.max_srq_sge = MAX_SGE;
                 resp.base.phys_port_cnt = self.ports.len() as u8;
-                resp.base.max_qp_rd_atom = self.reads_answered;
-                resp.base.max_qp_init_rd_atom = self.reads_sent;
-                resp.max_dm_size = if self.mlx5.is_some() { 1 << 17 } else { 0 };
-                if self.mlx5.as_ref().is_some_and(|mlx5| mlx5.on_demand) {
-                    resp.odp_caps.general_caps =
-                        device_ids::ib_uverbs_odp_general_cap_bits::IB_UVERBS_ODP_SUPPORT.bits();
-                }
+                resp.base.max_qp_rd_atom = 128;
+                resp.base.max_qp_init_rd_atom = 128;
                 resp.response_length = size_of_val(&resp) as u32;
                 to.put(OUT, &resp);
             }
             IB_USER_VERBS_CMD_ALLOC_PD => {
                 let pd_handle =
                     self.add(ScriptedObject { object: UVERBS_OBJECT_PD, ..Default::default() });
-                self.object(pd_handle).number = pd_handle + 0x200;
                 to.put(OUT, &pd::ib_uverbs_alloc_pd_resp { pd_handle });
             }
             IB_USER_VERBS_CMD_CREATE_AH => {
@@ -56,9 +50,7 @@ impl State {
                 let ah_num = ah_handle + 1;
                 self.object(ah_handle).number = ah_num;
                 to.put(OUT, &ah::ib_uverbs_create_ah_resp { ah_handle });
-                if !self.deviations.withholds_ah_numbers {
-                    to.put(UVERBS_ATTR_UHW_OUT, &rxe_create_ah_resp { ah_num, reserved: 0 });
-                }
+                to.put(UVERBS_ATTR_UHW_OUT, &rxe_create_ah_resp { ah_num, reserved: 0 });
             }
             IB_USER_VERBS_CMD_REG_MR => {
                 let request: mr::ib_uverbs_reg_mr = attrs::input(to.command, IN)?;
@@ -116,10 +108,6 @@ impl State {
             IB_USER_VERBS_CMD_RESIZE_CQ => {
                 let request: cq::ib_uverbs_resize_cq = attrs::input(to.command, IN)?;
                 self.expect("resize_cq", request.cq_handle, UVERBS_OBJECT_CQ)?;
-                if self.mlx5.is_some() {
-                    let entries = (request.cqe + 1).next_power_of_two();
-                    return self.resize_cq_mlx5(request.cq_handle, entries, to);
-                }
                 let old = self.ring(request.cq_handle, Role::Cq);
                 if request.cqe == 0 || request.cqe > MAX_CQE || request.cqe < old.pending() {
                     return Err(Errno::INVAL);
@@ -148,9 +136,6 @@ impl State {
             EX_MODIFY_QP => {
                 let request: qp::ib_uverbs_ex_modify_qp = attrs::input(to.command, IN)?;
                 self.modify_qp(request.base)?;
-                if attrs::has(to.command, UVERBS_ATTR_UHW_IN) {
-                    self.modify_ece(request.base.qp_handle, &mut to)?;
-                }
             }
             IB_USER_VERBS_CMD_QUERY_QP => {
                 let request: qp::ib_uverbs_query_qp = attrs::input(to.command, IN)?;
@@ -186,8 +171,6 @@ impl State {
                 let request: mcast::ib_uverbs_attach_mcast = attrs::input(to.command, IN)?;
                 self.expect("multicast", request.qp_handle, UVERBS_OBJECT_QP)?;
             }
-            IB_USER_VERBS_CMD_OPEN_XRCD => self.open_xrcd(&mut to)?,
-            IB_USER_VERBS_CMD_OPEN_QP => self.open_qp(&mut to)?,
             IB_USER_VERBS_CMD_MODIFY_SRQ => self.modify_srq(&to)?,
             IB_USER_VERBS_CMD_QUERY_SRQ => {
                 let request: srq::ib_uverbs_query_srq = attrs::input(to.command, IN)?;
@@ -230,7 +213,7 @@ impl State {
             if request.qp_state > 6 {
                 return Err(Errno::INVAL);
             }
-            self.change_state(request.qp_handle, request.qp_state);
+            self.object(request.qp_handle).state = request.qp_state;
         }
         Ok(())
     }

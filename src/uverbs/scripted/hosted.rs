@@ -1,0 +1,236 @@
+//! An mlx5 device of a fabric, and the kernel of the fabric behind a [`Script`](super::Script).
+//!
+//! The fabric's kernel executes the commands that the script lets through. The script remembers the driver's part of
+//! each, as the tests ask for it.
+
+use super::attrs;
+use super::state::{Result, ScriptedObject, State};
+use super::{Op, Script};
+use crate::device::{Device, devices_on};
+use crate::sync::fork::Epoch;
+use crate::uverbs::command::Command;
+use crate::uverbs::fd::UverbsFd;
+use crate::uverbs::kernel::Kernel;
+use crate::uverbs::open_file::OpenFile;
+use rustix::io::Errno;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use uverbs_host::HostFile;
+use uverbs_sim::{Fabric, Profile};
+use uverbs_uapi::device::{
+    UVERBS_ATTR_CORE_IN, UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID,
+    UVERBS_ATTR_INFO_TOTAL_HANDLES, UVERBS_METHOD_INFO_HANDLES,
+};
+use uverbs_uapi::mlx5::abi;
+use uverbs_uapi::mlx5::context::mlx5_ib_alloc_ucontext_req_v2;
+use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
+use uverbs_uapi::object::*;
+use uverbs_uapi::{cq, qp, srq};
+
+/// The name of the device.
+pub(super) const NAME: &str = "mlx5_0";
+
+/// The kinds of objects that the fabric's kernel lists.
+const KINDS: [u16; 12] = [
+    UVERBS_OBJECT_PD,
+    UVERBS_OBJECT_MR,
+    UVERBS_OBJECT_MW,
+    UVERBS_OBJECT_CQ,
+    UVERBS_OBJECT_QP,
+    UVERBS_OBJECT_SRQ,
+    UVERBS_OBJECT_AH,
+    UVERBS_OBJECT_XRCD,
+    UVERBS_OBJECT_DM,
+    UVERBS_OBJECT_FLOW,
+    MLX5_IB_OBJECT_UAR,
+    MLX5_IB_OBJECT_VAR,
+];
+
+/// A fabric of one device, and the file of the contexts on it.
+#[derive(Debug)]
+pub(super) struct Hosted {
+    pub(super) fabric: Fabric,
+    file: Mutex<Option<Weak<dyn HostFile>>>,
+}
+
+impl Hosted {
+    pub(super) fn new(profile: Profile) -> Hosted {
+        let fabric = Fabric::builder().device(profile.name(NAME)).stepped(0).build();
+        Hosted { fabric: fabric.expect("a fabric"), file: Mutex::new(None) }
+    }
+
+    pub(super) fn device(&self) -> Device {
+        devices_on(&self.fabric.system()).remove(0)
+    }
+
+    fn weak(&self) -> MutexGuard<'_, Option<Weak<dyn HostFile>>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self) -> Option<Arc<dyn HostFile>> {
+        self.weak().as_ref()?.upgrade()
+    }
+
+    /// The kernel of a new file, or of the file of the contexts that there are.
+    pub(super) fn kernel(&self, device: &Device, driver: u32, epoch: Epoch) -> UverbsFd {
+        let file = match self.file() {
+            Some(file) => OpenFile::hosted(file, epoch),
+            None => device.open_node(epoch).expect("a file"),
+        };
+        if let OpenFile::Hosted(file) = &file {
+            *self.weak() = Some(Arc::downgrade(file));
+        }
+        UverbsFd::new(file, driver, epoch)
+    }
+
+    /// How many holders the file has: kernels and mappings.
+    pub(super) fn holders(&self) -> usize {
+        self.weak().as_ref().map_or(0, Weak::strong_count)
+    }
+
+    /// Runs a command beside those of the library.
+    pub(super) fn execute(&self, command: &mut Command<'_>) -> Result<()> {
+        let file = self.file().ok_or(Errno::BADF)?;
+        let epoch = Epoch::current()?;
+        let driver = uverbs_uapi::device::rdma_driver_id::RDMA_DRIVER_MLX5.0;
+        UverbsFd::new(OpenFile::hosted(file, epoch), driver, epoch).execute(command)
+    }
+
+    /// Destroys an object, by its kind and handle.
+    pub(super) fn destroy(&self, (kind, handle): (u16, u32)) {
+        let Op::Method { object, method } = Op::destroy(kind) else { unreachable!("a method") };
+        let mut counts = [0u32; 2];
+        let mut command = Command::new(object, method);
+        command.handle(0, handle);
+        // The counts of events come back of some kinds.
+        if [UVERBS_OBJECT_CQ, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ].contains(&kind) {
+            command.output(1, &mut counts);
+        }
+        self.execute(&mut command).expect("an object that nothing uses");
+    }
+
+    /// The objects of the file, a kind after the other.
+    pub(super) fn live(&self) -> Vec<(u16, u32)> {
+        KINDS
+            .into_iter()
+            .flat_map(|kind| self.handles(kind).into_iter().map(move |handle| (kind, handle)))
+            .collect()
+    }
+
+    fn handles(&self, kind: u16) -> Vec<u32> {
+        let (mut total, mut handles) = (0u32, vec![0u32; 4096]);
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INFO_HANDLES);
+        command
+            .u64(UVERBS_ATTR_INFO_OBJECT_ID, kind.into())
+            .output(UVERBS_ATTR_INFO_TOTAL_HANDLES, &mut total)
+            .output(UVERBS_ATTR_INFO_HANDLES_LIST, &mut handles[..]);
+        match self.execute(&mut command) {
+            Ok(()) => handles[..total as usize].to_vec(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+impl Script {
+    /// Has the fabric's kernel execute a command that the script lets through.
+    pub(super) fn forward(
+        &self,
+        kernel: &UverbsFd,
+        op: Op,
+        command: &mut Command<'_>,
+    ) -> Result<()> {
+        let limit = self.state().admit(op, command)?;
+        let granted = op == Op::GET_CONTEXT && self.state().deviations.grants_devx;
+        let kept = command.outputs();
+        match granted {
+            true => grant_devx(kernel, command)?,
+            false => kernel.execute(command)?,
+        }
+        // A kernel that answers less leaves the rest as it was.
+        let mut kept = kept.into_iter();
+        command.each_output(&mut |output| {
+            let before = kept.next().unwrap_or_default();
+            let from = limit.min(output.len());
+            output[from..].copy_from_slice(&before[from..]);
+        });
+        self.state().remember(op, command);
+        Ok(())
+    }
+}
+
+/// Establishes a context as on a device with DEVX, which the fabric's has not.
+fn grant_devx(kernel: &UverbsFd, command: &mut Command<'_>) -> Result<()> {
+    let request =
+        mlx5_ib_alloc_ucontext_req_v2 { flags: 0, ..attrs::input(command, UVERBS_ATTR_UHW_IN)? };
+    let mut plain = Command::new(command.object(), command.method());
+    let mut response = vec![0; attrs::room(command, UVERBS_ATTR_UHW_OUT)];
+    kernel.execute(
+        plain.input(UVERBS_ATTR_UHW_IN, &request).output(UVERBS_ATTR_UHW_OUT, &mut response[..]),
+    )?;
+    let room = command.output_room(UVERBS_ATTR_UHW_OUT).ok_or(Errno::INVAL)?;
+    room.copy_from_slice(&response);
+    Ok(())
+}
+
+impl State {
+    /// Remembers the queues that the driver was asked for, by their handles.
+    fn remember(&mut self, op: Op, command: &Command<'_>) {
+        if let Some(handle) = command.destroyed() {
+            self.objects.remove(&handle);
+            return;
+        }
+        let made = match op {
+            Op::EX_MODIFY_QP => return self.remember_ece(command),
+            Op::CREATE_CQ => command.made(cq::UVERBS_ATTR_CREATE_CQ_HANDLE),
+            Op::CREATE_QP => command.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE),
+            Op::CREATE_SRQ => command.made(srq::UVERBS_ATTR_CREATE_SRQ_HANDLE),
+            Op::RESIZE_CQ => attrs::input(command, UVERBS_ATTR_CORE_IN)
+                .map(|request: cq::ib_uverbs_resize_cq| request.cq_handle),
+            _ => return,
+        };
+        let (Ok(handle), Ok(mut object)) = (made, asked(op, command)) else { return };
+        if let Some(before) = self.objects.get(&handle) {
+            // The driver ignores the memory of a queue that has the size already.
+            if before.max_wr == object.max_wr {
+                object.start = before.start;
+            }
+        }
+        self.objects.insert(handle, object);
+    }
+
+    /// Remembers the options of a connection that the device was told.
+    fn remember_ece(&mut self, command: &Command<'_>) {
+        let request: Result<qp::ib_uverbs_ex_modify_qp> =
+            attrs::input(command, UVERBS_ATTR_CORE_IN);
+        let driver: Result<abi::mlx5_ib_modify_qp> = attrs::input(command, UVERBS_ATTR_UHW_IN);
+        if let (Ok(request), Ok(driver)) = (request, driver) {
+            self.object(request.base.qp_handle).ece = driver.ece_options;
+        }
+    }
+}
+
+/// An object as the driver was asked for it.
+fn asked(op: Op, command: &Command<'_>) -> Result<ScriptedObject> {
+    const DRIVER: u16 = UVERBS_ATTR_UHW_IN;
+    Ok(match op {
+        Op::CREATE_QP => {
+            let driver: abi::mlx5_ib_create_qp = attrs::input(command, DRIVER)?;
+            let (start, iova, max_wr) = (driver.buf_addr, driver.db_addr, driver.bfreg_index);
+            ScriptedObject { start, iova, max_wr, uidx: driver.uidx, ..Default::default() }
+        }
+        Op::CREATE_SRQ => {
+            let driver: abi::mlx5_ib_create_srq = attrs::input(command, DRIVER)?;
+            let max_wr = attrs::u32(command, srq::UVERBS_ATTR_CREATE_SRQ_MAX_WR)?;
+            ScriptedObject { max_wr, uidx: driver.uidx, ..Default::default() }
+        }
+        Op::CREATE_CQ => {
+            let driver: abi::mlx5_ib_create_cq = attrs::input(command, DRIVER)?;
+            let max_wr = attrs::u32(command, cq::UVERBS_ATTR_CREATE_CQ_CQE)?;
+            ScriptedObject { start: driver.buf_addr, max_wr, ..Default::default() }
+        }
+        _ => {
+            let driver: abi::mlx5_ib_resize_cq = attrs::input(command, DRIVER)?;
+            let request: cq::ib_uverbs_resize_cq = attrs::input(command, UVERBS_ATTR_CORE_IN)?;
+            ScriptedObject { start: driver.buf_addr, max_wr: request.cqe, ..Default::default() }
+        }
+    })
+}
