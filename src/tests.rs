@@ -18,6 +18,7 @@ pub(crate) mod hostile;
 mod messages;
 mod mixing;
 mod mlx5;
+mod mlx5_batches;
 mod mlx5_requests;
 mod mlx5_rings;
 mod owned;
@@ -42,8 +43,8 @@ mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{
-    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, RingError,
-    SendBatch,
+    CompletionQueue, Context, Handshake, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch,
+    RingError, SendBatch,
 };
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -91,22 +92,28 @@ pub(crate) fn bring_up<S: crate::Sharing>(script: &Script, qp: &QueuePair<S>) {
     script.set_qp_state(qp.handle(), QpState::RTS.0);
 }
 
+/// Connects a queue pair of a fabric's device to itself.
+pub(crate) fn connect_to_itself(context: &Context, qp: &QueuePair) {
+    let own = qp.endpoint(&context.query_gid(1, 0).unwrap()).unwrap();
+    qp.handshake(&own, &Handshake::new()).unwrap();
+}
+
 /// A successful completion.
 pub(crate) fn wc(qpn: u32, wr_id: u64) -> ib_uverbs_wc {
     ib_uverbs_wc { qp_num: qpn, wr_id, ..Default::default() }
 }
 
-/// Rings a batch that no device will ever execute.
+/// Rings a batch that no device executes, or whose memory stays until its queue pair is gone.
 #[allow(unsafe_code)]
 pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), RingError> {
-    // SAFETY: the scripted kernel reads requests and touches no memory that they name.
+    // SAFETY: rxe's script and a queue pair in RESET touch no memory that requests name; otherwise it stays.
     unsafe { batch.ring() }
 }
 
 /// As [`ring`], for receives.
 #[allow(unsafe_code)]
 pub(crate) fn ring_recv(batch: RecvBatch<'_>) -> Result<(), RingError> {
-    // SAFETY: the scripted kernel reads requests and touches no memory that they name.
+    // SAFETY: as for sends.
     unsafe { batch.ring() }
 }
 

@@ -1,10 +1,9 @@
 //! Completions as plain data say what the lent ones say, and leave the queue free.
 
-use super::{Bench, bring_up, ring, wc};
-use crate::provider::mlx5::fake_device::cqe;
+use super::{Bench, connect_to_itself, ring, wc};
 use crate::uverbs::scripted::Script;
-use crate::{Completion, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus};
-use uverbs_uapi::mlx5::cqe::{mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome};
+use crate::{Completion, QpType, Qpn, Remote, Rkey, SendWr, Wc, WcOpcode, WcStatus};
+use uverbs_sim::{CqeError, Side, Syndrome};
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 fn same(lent: Completion<'_>, plain: &Wc) {
@@ -88,39 +87,34 @@ fn plain_completions_of_mlx5_say_what_lent_ones_say() {
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
     let mut cq = context.cq_builder(8).build().unwrap();
-    let mut device = cq.fake_device();
-    let qp = || {
-        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_inline_data(4);
-        qp.build().unwrap()
-    };
+    let device = script.device();
+    let qp = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).build().unwrap();
     let (mut one, mut other) = (qp(), qp());
-    for (qp, id) in [(&mut one, 20), (&mut other, 30)] {
-        bring_up(&script, qp);
+    for (qp, id, done) in [(&mut one, 20, 2), (&mut other, 30, 0)] {
+        connect_to_itself(&context, qp);
+        let error = CqeError { vendor: 0x88, ..Syndrome::RemoteAccess.into() };
+        device.fail_request(Some(qp.qpn().0), Side::Send, done, error);
         let mut batch = qp.send_batch().unwrap();
-        for id in id..id + 2 {
-            batch.push(SendWr::send(&[]).inline(b"x").id(id).signaled()).unwrap();
+        for n in 0..=done {
+            let to = Remote { addr: 0, rkey: Rkey(0) };
+            batch.push(SendWr::write(to, &[]).id(id + u64::from(n)).signaled()).unwrap();
         }
         ring(batch).unwrap();
-        let (index, qpn) = (qp.qp.member.number.unwrap(), qp.qpn().0);
-        device.write(cqe(opcode::MLX5_CQE_REQ.0, index, qpn, 0));
-        let mut failed = cqe(opcode::MLX5_CQE_REQ_ERR.0, index, qpn, 1);
-        failed[54] = 0x88;
-        failed[55] = syndrome::MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR.0;
-        device.write(failed);
+        script.settle();
     }
-    let mut wcs = [Wc::default(); 2];
-    assert_eq!(cq.poll_into(&mut wcs), Ok(2));
-    assert_eq!(device.consumed(), 2, "the queue is given back to the device");
-    let error = wcs[1].ok().unwrap_err();
-    assert_eq!((error.status, error.wr_id), (WcStatus::REM_ACCESS_ERR, 21));
+    let mut wcs = [Wc::default()];
+    assert_eq!(cq.poll_into(&mut wcs), Ok(1));
+    assert_eq!((wcs[0].wr_id, wcs[0].opcode), (20, WcOpcode::WRITE));
+    let there = cq.poll().unwrap().next().map(|there| {
+        same(there, &Wc { wr_id: 21, timestamp: there.timestamp(), ..wcs[0] });
+    });
+    assert!(there.is_some());
+    assert_eq!(cq.poll_into(&mut wcs), Ok(1));
+    let error = wcs[0].ok().unwrap_err();
+    assert_eq!((error.status, error.wr_id), (WcStatus::REM_ACCESS_ERR, 22));
     assert_eq!((error.qpn, error.vendor_err), (one.qpn(), 0x88));
-    assert_eq!((wcs[0].wr_id, wcs[0].opcode), (20, WcOpcode::SEND));
-    let mut completions = cq.poll().unwrap();
-    for wc in &wcs {
-        let there = completions.next().unwrap();
-        let here = Wc { wr_id: wc.wr_id + 10, qpn: other.qpn(), ..*wc };
-        // The device of a raw packet tells the flow tag where that of others tells the queue pair.
-        let here = Wc { flow_tag: there.flow_tag(), ..here };
-        same(there, &here);
-    }
+    let there = cq.poll().unwrap().next().map(|there| {
+        same(there, &Wc { wr_id: 30, qpn: other.qpn(), ..wcs[0] });
+    });
+    assert!(there.is_some());
 }
