@@ -37,7 +37,6 @@ struct State {
     accepts: Vec<rdma_ucm_accept>,
     connects: Vec<rdma_ucm_connect>,
     joins: Vec<rdma_ucm_join_mcast>,
-    rejects: Vec<rdma_ucm_reject>,
     options: Vec<(u32, Vec<u8>)>,
     binds: Vec<rdma_ucm_bind>,
     resolves: Vec<rdma_ucm_resolve_addr>,
@@ -255,10 +254,6 @@ impl CmScript {
         self.state().connects.clone()
     }
 
-    pub(crate) fn rejects(&self) -> Vec<rdma_ucm_reject> {
-        self.state().rejects.clone()
-    }
-
     pub(crate) fn joins(&self) -> Vec<rdma_ucm_join_mcast> {
         self.state().joins.clone()
     }
@@ -473,7 +468,6 @@ impl UcmaFile for CmScript {
             RDMA_USER_CM_CMD_REJECT => {
                 let request: rdma_ucm_reject = read(command.request);
                 alive(request.id)?;
-                self.state().rejects.push(request);
             }
             RDMA_USER_CM_CMD_WRITE_CM_EVENT => {
                 let request: rdma_ucm_write_cm_event = read(command.request);

@@ -6,7 +6,6 @@ mod hostile;
 use super::param::from_raw_ece;
 use super::scripted::{CmScript, LOCAL, PEER};
 use super::*;
-use crate::sync::fork::in_child;
 use crate::tests::Bench;
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
 use crate::{Error, QpControl, QpState, QpType, QueuePair};
@@ -134,37 +133,6 @@ fn queue_pair_goes_to_the_port_of_the_id() {
 }
 
 #[test]
-fn passive_side_accepts_with_the_smaller_depths() {
-    let stage = Stage::new();
-    let listener = stage.listen();
-    assert!(listener.next_request(NOW).unwrap().is_none());
-    let conn = rdma_ucm_conn_param {
-        qp_num: 9,
-        responder_resources: 2,
-        initiator_depth: 1,
-        private_data_len: 56,
-        ..Default::default()
-    };
-    let id = stage.script.request(1, conn);
-    let request = listener.next_request(NOW).unwrap().unwrap();
-    assert_eq!((request.responder_resources(), request.initiator_depth()), (2, 1));
-    assert_eq!((request.private_data().len(), request.peer_qpn().0), (56, 9));
-    let accepting = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
-    assert_eq!(stage.qp.state(), QpState::RTS);
-    let answered = stage.script.accepts()[0];
-    assert!(answered.conn_param.valid == 1 && answered.uid != 0);
-    assert!(answered.conn_param.responder_resources <= 2);
-    assert!(answered.conn_param.initiator_depth <= 1);
-    stage.script.tell(id, Type::RDMA_CM_EVENT_ESTABLISHED, 0);
-    let connection = accepting.wait(NOW).unwrap().done().unwrap();
-    // The connection does not need its listener.
-    drop(listener);
-    assert_eq!(stage.script.live(), [id]);
-    drop(connection);
-    assert!(stage.script.live().is_empty());
-}
-
-#[test]
 fn failure_of_any_step_leaves_no_id_and_no_live_queue_pair() {
     for step in 1.. {
         let stage = Stage::new();
@@ -241,24 +209,6 @@ fn request_whose_peer_gave_up_says_so() {
     assert_eq!(error.errno(), Errno::INVAL, "{error}");
     assert!(error.message().contains("parameters of the accept"), "{error}");
     assert_eq!((stage.script.live(), stage.channel.leaked()), (vec![1], 0));
-}
-
-/// As in a handshake without the connection manager; the kernel's own number is 0, which is 655 milliseconds.
-#[test]
-fn peer_without_a_receive_waits_for_the_same_time_as_after_a_handshake() {
-    for (param, code) in [(ConnectParam::new(), 12), (ConnectParam::new().min_rnr_timer(0), 0)] {
-        let stage = Stage::new();
-        let connecting = stage.route(1).unwrap().connect(&stage.qp, &param).unwrap();
-        stage.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
-        let _connection = connecting.wait(NOW).unwrap().done().unwrap();
-        assert_eq!(stage.qp.query().unwrap().min_rnr_timer, code);
-        let stage = Stage::new();
-        let listener = stage.listen();
-        stage.script.request(1, rdma_ucm_conn_param::default());
-        let request = listener.next_request(NOW).unwrap().unwrap();
-        let _accepting = request.accept(&stage.qp, &param).unwrap();
-        assert_eq!(stage.qp.query().unwrap().min_rnr_timer, code);
-    }
 }
 
 /// The commands, and the errors that the kernel has no further word for.
@@ -343,24 +293,6 @@ fn every_step_that_the_kernel_refuses_says_what_it_was_about() {
         },
         "the connection was rejected: nobody listens",
     );
-    assert!(stage.script.live().is_empty());
-}
-
-#[test]
-fn untaken_requests_are_destroyed_with_their_listener() {
-    let stage = Stage::new();
-    let listener = stage.listen();
-    let dropped = stage.script.request(1, rdma_ucm_conn_param::default());
-    let in_the_inbox = stage.script.request(1, rdma_ucm_conn_param::default());
-    assert_eq!(stage.channel.dispatch().unwrap(), 2);
-    drop(listener.next_request(NOW).unwrap());
-    assert_eq!(stage.script.live(), [1, in_the_inbox]);
-    assert!(dropped < in_the_inbox);
-    // Read after its listener is gone.
-    let late = stage.script.request(1, rdma_ucm_conn_param::default());
-    drop(listener);
-    assert_eq!(stage.script.live(), [late]);
-    assert_eq!(stage.channel.dispatch().unwrap(), 1);
     assert!(stage.script.live().is_empty());
 }
 
@@ -585,30 +517,6 @@ fn threads_that_wait_for_the_end_all_learn_of_it() {
     });
 }
 
-/// One thread reads the file, and wakes the others.
-#[test]
-#[cfg_attr(miri, ignore = "it waits")]
-fn threads_that_wait_on_one_channel_get_their_own_events() {
-    let stage = Stage::new();
-    let listeners: Vec<_> = (0..4).map(|_| stage.listen()).collect();
-    std::thread::scope(|scope| {
-        let waiting: Vec<_> = listeners
-            .iter()
-            .map(|listener| scope.spawn(move || listener.next_request(Some(LONG))))
-            .collect();
-        std::thread::sleep(Duration::from_millis(20));
-        for listener in (1..=4).rev() {
-            stage
-                .script
-                .request(listener, rdma_ucm_conn_param { qp_num: listener, ..Default::default() });
-        }
-        for (waiting, number) in waiting.into_iter().zip(1..) {
-            let request = waiting.join().unwrap().unwrap().unwrap();
-            assert_eq!(request.peer_qpn().0, number);
-        }
-    });
-}
-
 #[test]
 #[cfg_attr(miri, ignore = "it waits")]
 fn wait_ends_in_time_and_the_file_is_readable_while_an_event_is_pending() {
@@ -631,27 +539,10 @@ fn wait_ends_in_time_and_the_file_is_readable_while_an_event_is_pending() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it forks")]
-fn child_destroys_nothing_and_its_calls_are_refused() {
+fn datagrams_that_nobody_answers_say_why() {
     let stage = Stage::new();
-    let (mut listener, mut id) =
-        (Some(stage.listen()), stage.channel.create_id(PortSpace::TCP, QpType::RC).ok());
-    in_child(|| {
-        assert!(stage.channel.create_id(PortSpace::TCP, QpType::RC).unwrap_err().is_forked());
-        let error = listener.as_ref().map(|it| it.next_request(NOW).unwrap_err());
-        assert!(error.is_some_and(|error| error.message().contains("open another one")));
-        drop((listener.take(), id.take()));
-        // The script is the child's own copy: nothing was destroyed in it.
-        assert_eq!(stage.script.live(), [1, 2]);
-    });
-    assert!(listener.is_some());
-}
-
-#[test]
-fn datagrams_go_to_the_listener_that_answered() {
-    let stage = Stage::new();
-    let make = || stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
-    let (qp, answering) = (make().unwrap(), make().unwrap());
+    let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
+    let qp = qp.unwrap();
     let route = || {
         let id = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
         let resolving = id.resolve_addr(None, PEER.parse().unwrap(), LONG).unwrap();
@@ -661,23 +552,6 @@ fn datagrams_go_to_the_listener_that_answered() {
         stage.script.tell(number, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
         (number, resolving.wait(NOW).unwrap().done().unwrap())
     };
-    let (id, resolved) = route();
-    let param = ConnectParam::new().private_data(&[7; DATAGRAM_REQUEST_PRIVATE_DATA]);
-    let connecting = resolved.connect_datagrams(&qp, &param).unwrap();
-    let asked = stage.script.connects()[0].conn_param;
-    assert_eq!((asked.private_data_len, asked.qp_num), (180, qp.qpn().0));
-    let mut answer = rdma_ucm_ud_param { qp_num: 0x99, qkey: 0x0123_4567, ..Default::default() };
-    answer.ah_attr.grh.sgid_index = 3;
-    answer.ah_attr.is_global = 1;
-    answer.private_data[..2].copy_from_slice(b"ok");
-    answer.private_data_len = 136;
-    stage.script.tell_datagram(id, Type::RDMA_CM_EVENT_ESTABLISHED, 0, answer);
-    let peer = connecting.wait(NOW).unwrap().done().unwrap();
-    assert_eq!((peer.qpn().0, peer.qkey(), qp.state()), (0x99, DATAGRAM_QKEY, QpState::RTS));
-    assert_eq!(peer.address().global.map(|global| global.sgid_index), Some(3));
-    assert_eq!((peer.private_data().len(), &peer.private_data()[..2]), (136, &b"ok"[..]));
-    // The answer was all: no id is left.
-    assert!(stage.script.live().is_empty());
     for (kind, status, errno, told) in [
         (Type::RDMA_CM_EVENT_UNREACHABLE, 1, Errno::CONNREFUSED, "nobody listens"),
         (Type::RDMA_CM_EVENT_UNREACHABLE, 2, Errno::CONNREFUSED, "program refused"),
@@ -693,17 +567,6 @@ fn datagrams_go_to_the_listener_that_answered() {
         assert!(error.to_string().contains(told), "{error}");
         assert!(stage.script.live().is_empty());
     }
-    let listener = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
-    let listener = listener.bind(LOCAL.parse().unwrap()).unwrap().listen(4).unwrap();
-    let at = stage.script.live()[0];
-    let asked = rdma_ucm_ud_param { private_data_len: 180, ..Default::default() };
-    stage.script.request_datagrams(at, asked);
-    let request = listener.next_request(NOW).unwrap().unwrap();
-    assert_eq!((request.port_space(), request.private_data().len()), (PortSpace::UDP, 180));
-    request.accept_datagrams(&answering, &ConnectParam::new()).unwrap();
-    assert_eq!(answering.state(), QpState::RTS);
-    assert_eq!(stage.script.accepts()[0].conn_param.qp_num, answering.qpn().0);
-    assert_eq!(stage.script.live(), [at]);
 }
 
 /// A program brings its queue pair to `INIT` itself to post receives there.
@@ -891,36 +754,6 @@ fn group_that_cannot_be_joined_says_why() {
     refused(joining.wait(NOW).unwrap_err(), "the queue pair was dropped");
     drop(id);
     assert!(stage.script.live().is_empty());
-}
-
-#[test]
-fn options_of_the_vendor_travel_with_request_accept_and_rejection() {
-    let stage = Stage::new();
-    let (offered, chosen) =
-        (Ece { vendor_id: 0x15b3, options: 7 }, Ece { vendor_id: 0x15b3, options: 3 });
-    let param = ConnectParam::new().ece(offered);
-    let connecting = stage.route(1).unwrap().connect(&stage.qp, &param).unwrap();
-    let raw = |ece: Ece| rdma_ucm_ece { vendor_id: ece.vendor_id, attr_mod: ece.options };
-    assert_eq!(from_raw_ece(stage.script.connects()[0].ece), Some(offered));
-    stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, raw(chosen));
-    let connection = connecting.wait(NOW).unwrap().done().unwrap();
-    assert_eq!(connection.ece(), Some(chosen));
-
-    let stage = Stage::new();
-    let listener = stage.listen();
-    stage.script.request(1, rdma_ucm_conn_param::default());
-    assert_eq!(listener.next_request(NOW).unwrap().unwrap().ece(), None);
-    let request = stage.script.request_ece(1, raw(offered));
-    let asked = listener.next_request(NOW).unwrap().unwrap();
-    assert_eq!(asked.ece(), Some(offered));
-    let accepting = asked.accept(&stage.qp, &ConnectParam::new().ece(chosen)).unwrap();
-    assert_eq!(from_raw_ece(stage.script.accepts()[0].ece), Some(chosen));
-    stage.script.tell(request, Type::RDMA_CM_EVENT_ESTABLISHED, 0);
-    assert_eq!(accepting.wait(NOW).unwrap().done().unwrap().ece(), Some(offered));
-    stage.script.request_ece(1, raw(offered));
-    listener.next_request(NOW).unwrap().unwrap().reject_ece(b"no").unwrap();
-    let reason = ib_cm_rej_reason::IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED.0;
-    assert_eq!(u32::from(stage.script.rejects()[0].reason), reason);
 }
 
 /// The options that the device of [`mlx5_stage`] has.

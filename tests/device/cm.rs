@@ -675,6 +675,11 @@ fn depths_are_agreed_on() -> Verdict {
     assert_eq!((a.max_dest_rd_atomic, b.max_rd_atomic), (2, 2));
     // The default is that of a handshake, and not the kernel's.
     assert_eq!((a.min_rnr_timer, b.min_rnr_timer), (12, 9));
+    // 0 is a time of its own, the longest.
+    let longest = ConnectParam::new().min_rnr_timer(0);
+    let pair = connect_with(&channel, &service, &longest, &ConnectParam::new())?;
+    let (a, b) = (pair.active.0.qp.query()?, pair.passive.0.qp.query()?);
+    assert_eq!((a.min_rnr_timer, b.min_rnr_timer), (0, 12));
     Ok(())
 }
 

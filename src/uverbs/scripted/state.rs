@@ -48,8 +48,6 @@ pub(crate) struct ScriptedObject {
     pub(crate) state: u8,
     /// Of a queue pair: its port, from INIT on.
     pub(crate) port: u8,
-    /// Of a queue pair: the wait asked of a peer that finds no receive.
-    pub(crate) min_rnr_timer: u8,
     /// Entries, of a shared receive queue, and its limit. Of a queue pair of mlx5: the number of its doorbell page.
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,

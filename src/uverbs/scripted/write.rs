@@ -145,14 +145,13 @@ impl State {
                     return Err(Errno::INVAL);
                 }
                 let object = self.object(request.qp_handle);
-                let ScriptedObject { state: qp_state, port, min_rnr_timer, .. } = *object;
+                let ScriptedObject { state: qp_state, port, .. } = *object;
                 to.put(
                     OUT,
                     &qp::ib_uverbs_query_qp_resp {
                         qp_state,
                         cur_qp_state: qp_state,
                         port_num: port.max(1),
-                        min_rnr_timer,
                         ..Default::default()
                     },
                 );
@@ -199,9 +198,6 @@ impl State {
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_PORT) {
             self.port(request.port_num.into())?;
             self.object(request.qp_handle).port = request.port_num;
-        }
-        if mask.contains(qp::ib_qp_attr_mask::IB_QP_MIN_RNR_TIMER) {
-            self.object(request.qp_handle).min_rnr_timer = request.min_rnr_timer;
         }
         let own = self.object(request.qp_handle).port;
         // A path of the way to RTR is one of the queue pair's own port.
