@@ -616,6 +616,18 @@ fn a_device_may_lack_xrc_atomics_and_write_combining() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_minimal_device_has_no_extended_connection_establishment() -> Result<()> {
+    let options = |profile: Profile| -> Result<bool> {
+        let fabric = two(profile).stepped(1).build()?;
+        let (a, _b) = End::pair(&fabric)?;
+        Ok(a.qp.query_ece().is_ok())
+    };
+    assert!(options(Profile::new())?);
+    assert!(!options(Profile::new().minimal())?);
+    Ok(())
+}
+
 fn strict(seed: u64) -> Result<(Fabric, End, End)> {
     let fabric = two(Profile::new()).stepped(seed).strict().build()?;
     let (a, b) = End::pair(&fabric)?;

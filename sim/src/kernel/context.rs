@@ -124,9 +124,9 @@ fn core_support() -> u64 {
 
 fn driver_response(limits: Limits) -> mlx5_ib_alloc_ucontext_resp {
     use mlx5_ib_alloc_ucontext_resp_mask as Mask;
-    let valid = Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET
-        | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE
+    let mut valid = Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET
         | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS;
+    valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE, limits.has_ece);
     mlx5_ib_alloc_ucontext_resp {
         qp_tab_size: limits.qps,
         cache_line_size: 64,

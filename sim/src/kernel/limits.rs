@@ -27,6 +27,8 @@ pub(crate) struct Limits {
     pub(super) rd_atomic: u8,
     pub(crate) has_xrc: bool,
     pub(crate) has_atomics: bool,
+    /// Extended connection establishment.
+    pub(crate) has_ece: bool,
 }
 
 impl Limits {
@@ -50,6 +52,7 @@ impl Limits {
             rd_atomic: count(caps.get(general::log_max_ra_res_qp).min(7)) as u8,
             has_xrc: caps.is_set(general::xrc),
             has_atomics: caps.is_set(general::atomic),
+            has_ece: caps.is_set(general::ece_support),
         })
     }
 }
