@@ -34,14 +34,14 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
     let pool = pd.buffer_pool_builder(64).count(RECEIVES as usize + 8).build()?;
     let mut inbox = srq.inbox(&pool, RECEIVES as usize);
 
-    let gid = here.default_gid(1)?;
+    let (gid, their_gid) = (here.default_gid(1)?, there.default_gid(1)?);
     let (mut servers, mut tasks) = (HashMap::new(), Vec::new());
     for id in 0..clients {
         let server = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
         let server = cq.adopt_on(server, &srq)?;
         let builder = their_pd.qp_builder(&their_cq, &their_cq, QpType::RC);
         let qp = their_cq.adopt(builder.max_send_wr(8).max_inline_data(64).build()?)?;
-        let ends = (server.endpoint(&gid)?, qp.endpoint(&gid)?);
+        let ends = (server.endpoint(&gid)?, qp.endpoint(&their_gid)?);
         server.handshake(&ends.1, &Handshake::new())?;
         qp.handshake(&ends.0, &Handshake::new())?;
         servers.insert(server.qpn(), (id, server));

@@ -49,7 +49,7 @@ impl fmt::Display for Access {
 const OPTIONAL: u32 = 0x3ff0_0000;
 
 impl Access {
-    /// Everything that a peer can do to plain memory: write, read, atomics. A device without atomics refuses it.
+    /// Everything that a peer can do to plain memory: write, read, atomics. A device without atomics may refuse it.
     pub const ALL_REMOTE: Access = Access::LOCAL_WRITE
         .union(Access::REMOTE_WRITE)
         .union(Access::REMOTE_READ)

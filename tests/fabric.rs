@@ -93,6 +93,17 @@ impl Side {
     }
 }
 
+#[test]
+fn an_entry_of_another_devices_table_is_refused() -> Result<()> {
+    let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+    let (a, b) = (Side::new(&open(&fabric, 0)?)?, Side::new(&open(&fabric, 1)?)?);
+    let error = a.qp.endpoint(&b.qp.context().query_gid(1, 3)?).unwrap_err();
+    assert_eq!(error.errno(), uverbs::Errno::INVAL);
+    let told = error.to_string();
+    assert!(told.contains("10.0.0.1") && told.contains("10.0.0.2"), "{told}");
+    Ok(())
+}
+
 fn couple(fabric: &Fabric) -> Result<(Side, Side)> {
     let (a, b) = (Side::new(&open(fabric, 0)?)?, Side::new(&open(fabric, 1)?)?);
     let (at_a, at_b) = (

@@ -628,6 +628,12 @@ fn a_minimal_device_has_no_extended_connection_establishment() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_share_above_one_is_refused() {
+    let fabric = two(Profile::new()).stepped(1).rates(Rates::none().loss(5.0)).build();
+    assert_eq!(fabric.unwrap_err(), FabricError::Rate("loss", "5".into()));
+}
+
 fn strict(seed: u64) -> Result<(Fabric, End, End)> {
     let fabric = two(Profile::new()).stepped(seed).strict().build()?;
     let (a, b) = End::pair(&fabric)?;

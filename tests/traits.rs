@@ -102,6 +102,12 @@ const _: () = {
     shared::<Scope<'static, 'static, u64>>();
     // Futures and their queues go to whichever thread has time.
     shared::<aio::AsyncCompletionQueue>();
+    carefree::<uverbs::cm::EventChannel>();
+    carefree::<uverbs::cm::Connector>();
+    carefree::<aio::cm::AsyncEventChannel>();
+    carefree::<aio::cm::AsyncListener>();
+    carefree::<aio::cm::AsyncConnection>();
+    carefree::<aio::cm::AsyncMulticastMember>();
     shared::<aio::AsyncQueuePair>();
     // Those of a thread domain do not, but what they start from does.
     shared::<aio::Worker>();

@@ -257,14 +257,17 @@ impl Manager {
             true => Some((bound.unwrap_or(0), 0)),
             false => ports.find(&to.gid()),
         };
-        let is_there = |(peer, _): &(usize, usize)| {
-            to.ip.is_multicast() || bound.is_none_or(|own| ports.share_network(own, *peer))
+        let reaches = |own: usize, peer| to.ip.is_multicast() || ports.share_network(own, peer);
+        let over = |(peer, _)| match (bound, id.local) {
+            (Some(own), _) => reaches(own, peer).then_some(own),
+            // On all addresses: the first device that reaches the peer.
+            (None, Some(_)) => (0..ports.0.len()).find(|&own| reaches(own, peer)),
+            (None, None) => Some(peer),
         };
-        let event = match reached.filter(is_there) {
+        let event = match reached.and_then(over) {
             None if to.is_any() || to.is_loopback() => return Err(Errno::NODEV),
             None => Event::new(id::ADDR_ERROR, -(Errno::HOSTUNREACH.raw_os_error()), Param::None),
-            Some((peer, _)) => {
-                let device = bound.unwrap_or(if id.local.is_none() { peer } else { 0 });
+            Some(device) => {
                 let source = id.local.filter(|local| !local.is_any() && !local.is_loopback());
                 let source = source.or_else(|| {
                     let port = id.local.map_or(0, |local| local.port);

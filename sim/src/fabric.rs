@@ -74,12 +74,16 @@ impl FabricBuilder {
     ///
     /// # Errors
     ///
-    /// Two devices of one name or address, a name that no device can have, or more than [`MAX_DEVICES`].
+    /// Two devices of one name or address, a name that no device can have, more than [`MAX_DEVICES`], or a share of
+    /// [`Rates`] that is not between 0 and 1.
     pub fn build(self) -> Result<Fabric, FabricError> {
         let (seed, rates) = match self.mode {
             Mode::Stepped { seed } => (seed, self.rates),
             Mode::Trapped => (0, Rates::none()),
         };
+        if let Some((name, share)) = self.rates.out_of_range() {
+            return Err(FabricError::Rate(name, share.to_string()));
+        }
         if self.profiles.len() > MAX_DEVICES {
             return Err(FabricError::TooManyDevices(self.profiles.len()));
         }
@@ -142,6 +146,8 @@ pub enum FabricError {
     AddressTaken(IpAddr),
     /// A limit is 0, or above that of [`Limits::FULL`](crate::Limits::FULL).
     Limit(&'static str),
+    /// A share of [`Rates`], by its name, is not between 0 and 1.
+    Rate(&'static str, String),
     /// The driver does not bring the device with this number up, which is a defect of this package.
     NotProbed(usize, Errno),
 }
@@ -164,6 +170,12 @@ impl fmt::Display for FabricError {
             }
             FabricError::Limit(name) => {
                 write!(f, "the limit {name} is 0 or above that of Limits::FULL")
+            }
+            FabricError::Rate(name, share) => {
+                write!(
+                    f,
+                    "a share of {share} of {name}: give one from 0.0 for never to 1.0 for always"
+                )
             }
             FabricError::NotProbed(number, errno) => {
                 write!(f, "device {number} does not come up: {errno}")

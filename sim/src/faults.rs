@@ -113,7 +113,7 @@ impl fmt::Display for Verb {
 impl Verb {
     /// Whether it makes an object, and so needs memory.
     fn creates(self) -> bool {
-        !matches!(self, Verb::ModifyQp | Verb::QueryQp | Verb::Destroy)
+        !matches!(self, Verb::ModifyQp | Verb::QueryQp | Verb::ResizeCq | Verb::Destroy)
     }
 
     /// The verb of an ioctl.
@@ -247,6 +247,17 @@ impl Rates {
     pub fn failed_calls(mut self, share: f64) -> Rates {
         self.calls = share;
         self
+    }
+
+    /// A share that is not between 0 and 1, with its name.
+    pub(crate) fn out_of_range(&self) -> Option<(&'static str, f64)> {
+        let shares = [
+            ("loss", self.loss),
+            ("delay", self.delay),
+            ("late_events", self.events),
+            ("failed_calls", self.calls),
+        ];
+        shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share))
     }
 
     /// Decides about a message of a queue pair.

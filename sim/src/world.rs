@@ -277,10 +277,15 @@ impl World {
         if !self.is_here() {
             return;
         }
-        let mut drivers = self.lock_drivers();
-        if !drivers.iter().any(|driver| driver.will_wake(waker)) {
-            drivers.push(waker.clone());
+        // A clone is code of the program, so that none is made or dropped under the lock.
+        let mut new = Some(waker.clone());
+        {
+            let mut drivers = self.lock_drivers();
+            if !drivers.iter().any(|driver| driver.will_wake(waker)) {
+                drivers.extend(new.take());
+            }
         }
+        drop(new);
     }
 
     /// When the next timer is due, in nanoseconds since the start.

@@ -120,10 +120,10 @@
 
 use super::driver::Readiness;
 use crate::cm::{
-    BoundId, ConnectError, ConnectParam, ConnectRequest, Connection, ConnectionEvent, Connector,
-    DatagramPeer, Event, EventChannel, EventWait, IbAddress, ListenerBuilder, ListeningId,
-    MulticastMember, MulticastRole, NO_ADDRESS, NO_ANSWER, NO_ROUTE, Polled, PortSpace,
-    RouteResolved, Step, Target, no_address, timed_out,
+    BoundId, ConnectError, ConnectParam, ConnectRequest, Connecting, ConnectingDatagrams,
+    Connection, ConnectionEvent, Connector, DatagramPeer, Event, EventChannel, EventWait,
+    IbAddress, ListenerBuilder, ListeningId, MulticastMember, MulticastRole, NO_ADDRESS, NO_ANSWER,
+    NO_ROUTE, Polled, PortSpace, RouteResolved, Step, Target, no_address, timed_out,
 };
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -138,6 +138,7 @@ use std::future::{Future, poll_fn};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -245,7 +246,7 @@ type Limit = OwnedHere<Timer>;
 struct Handle {
     shared: Arc<ChannelState>,
     /// Starts a timer.
-    sleep: Box<dyn Fn(Duration) -> Timer + Send + Sync>,
+    sleep: AssertUnwindSafe<Box<dyn Fn(Duration) -> Timer + Send + Sync>>,
 }
 
 impl Drop for Handle {
@@ -333,6 +334,8 @@ impl AsyncEventChannel {
         let is_over = AtomicBool::new(false);
         let shared = Arc::new(ChannelState { channel, is_over, driver: Lock::default() });
         let sleep = Box::new(move |time| -> Timer { Box::pin(sleep(time)) });
+        // A panic of `sleep` leaves a channel as it was.
+        let sleep = AssertUnwindSafe(sleep as Box<_>);
         let handle = Arc::new(Handle { shared: shared.clone(), sleep });
         let driver =
             ChannelDriver { shared, handle: Arc::downgrade(&handle), readiness, false_alarms: 0 };
@@ -454,15 +457,18 @@ impl AsyncEventChannel {
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, AsyncConnection), ConnectError> {
         let mut limit = self.limit(connector)?;
-        let route = self.route(connector, target, connector.type_of_qp(), &mut limit).await?;
+        let qp_type = connector.type_of_qp();
+        let route = self.route(Connecting::VERB, connector, target, qp_type, &mut limit).await?;
         let qp = create(&route)?;
         let connecting = route.connect(&qp, connector.parameters())?;
-        let connection = self.step_within(&mut limit, connecting, NO_ANSWER).await?;
+        let connection =
+            self.step_within(Connecting::VERB, &mut limit, connecting, NO_ANSWER).await?;
         Ok((qp, self.connection(connection)))
     }
 
     async fn route(
         &self,
+        verb: &'static str,
         connector: &Connector,
         target: Target,
         qp_type: QpType,
@@ -470,9 +476,9 @@ impl AsyncEventChannel {
     ) -> Result<RouteResolved> {
         let timeout = connector.time_limit();
         let resolving = connector.begin(self.channel(), target, qp_type, timeout)?;
-        let resolved = self.step_within(limit, resolving, NO_ADDRESS).await?;
+        let resolved = self.step_within(verb, limit, resolving, NO_ADDRESS).await?;
         let resolving = connector.begin_route(resolved, timeout)?;
-        self.step_within(limit, resolving, NO_ROUTE).await
+        self.step_within(verb, limit, resolving, NO_ROUTE).await
     }
 
     /// Starts the timer of a connect to one address.
@@ -484,6 +490,7 @@ impl AsyncEventChannel {
     /// Waits for the event of a step until the timer of the connect has ended, and takes the step.
     async fn step_within<S: Step>(
         &self,
+        verb: &'static str,
         limit: &mut Limit,
         step: S,
         late: &'static str,
@@ -491,7 +498,7 @@ impl AsyncEventChannel {
         let event = {
             let mut wait = EventWait::new(step.id());
             poll_fn(|cx| match self.shared().poll_event(&step, &mut wait.number, cx) {
-                Poll::Pending => limit.as_mut().poll(cx).map(|()| Err(timed_out(S::VERB, late))),
+                Poll::Pending => limit.as_mut().poll(cx).map(|()| Err(timed_out(verb, late))),
                 event => event,
             })
             .await?
@@ -542,10 +549,11 @@ impl AsyncEventChannel {
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
         let mut limit = self.limit(connector)?;
-        let route = self.route(connector, target, QpType::UD, &mut limit).await?;
+        const VERB: &str = ConnectingDatagrams::VERB;
+        let route = self.route(VERB, connector, target, QpType::UD, &mut limit).await?;
         let qp = create(&route)?;
         let connecting = route.connect_datagrams(&qp, connector.parameters())?;
-        let peer = self.step_within(&mut limit, connecting, NO_ANSWER).await?;
+        let peer = self.step_within(VERB, &mut limit, connecting, NO_ANSWER).await?;
         Ok((qp, peer))
     }
 

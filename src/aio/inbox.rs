@@ -49,6 +49,8 @@ pub struct Inbox<S: Locking = Shared> {
     pool: BufferPool,
     depth: usize,
     posted: VecDeque<Op<'static, Buffer, S>>,
+    /// That of the task that polled last.
+    waker: Waker,
     /// Why no more messages come; `None` while they may.
     ended: Option<OpErrorKind>,
     /// The end of a receive that `poll_next` has still to return, should code of the program panic meanwhile.
@@ -107,7 +109,8 @@ impl<S: Locking> Inbox<S> {
     fn new(queue: OpQueue<S>, pool: &BufferPool, depth: usize, is_ready: bool) -> Self {
         let (pool, depth) = (pool.clone(), depth.max(1));
         let posted = VecDeque::new();
-        let mut inbox = Inbox { queue, pool, depth, posted, ended: None, arrived: None };
+        let waker = Waker::noop().clone();
+        let mut inbox = Inbox { queue, pool, depth, posted, waker, ended: None, arrived: None };
         if is_ready {
             // A receive that waits for room is posted, and its task woken, by the first `poll_next`.
             inbox.fill();
@@ -122,9 +125,10 @@ impl<S: Locking> Inbox<S> {
     /// so that its first message finds a receive; [`aio::cm`](crate::aio::cm#receives-for-the-first-message) shows
     /// where.
     ///
-    /// No task is needed: [`poll_next`](Self::poll_next) stores the task's waker.
+    /// No task is needed. The messages wake the task that polled the inbox last.
     pub fn fill(&mut self) -> usize {
-        self.post(&mut Context::from_waker(Waker::noop()));
+        let waker = self.waker.clone();
+        self.post(&mut Context::from_waker(&waker));
         self.posted.iter().filter(|op| op.is_posted()).count()
     }
 
@@ -196,6 +200,7 @@ impl<S: Locking> Inbox<S> {
     /// # }
     /// ```
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
+        self.waker.clone_from(cx.waker());
         if self.arrived.is_none() {
             if let Some(kind) = self.ended {
                 return Poll::Ready(Err(OpError { memory: None, kind }));

@@ -21,9 +21,12 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 /// The steps of a connect that a deadline ends.
-pub(crate) const NO_ADDRESS: &str = "the address was not resolved in time";
-pub(crate) const NO_ROUTE: &str = "the route was not resolved in time";
-pub(crate) const NO_ANSWER: &str = "the listener did not answer in time";
+pub(crate) const NO_ADDRESS: &str =
+    "the address was not resolved in time; `Connector::timeout` sets the limit";
+pub(crate) const NO_ROUTE: &str =
+    "the route was not resolved in time; `Connector::timeout` sets the limit";
+pub(crate) const NO_ANSWER: &str =
+    "the listener did not answer in time; `Connector::timeout` sets the limit";
 
 /// The default limit for the whole of a connect. The kernel's own is about a minute for a host that does
 /// not answer.
@@ -291,7 +294,7 @@ impl Connector {
             let qp = create(&route)?;
             let connecting = route.connect(&qp, &self.param)?;
             let waited = wait_until(connecting, deadline)?;
-            Ok((qp, waited.done_in_time(Connecting::VERB, UNCONFIRMED)?))
+            Ok((qp, waited.done_in_time(Connecting::VERB, NO_ANSWER)?))
         })
     }
 

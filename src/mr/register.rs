@@ -122,7 +122,9 @@ impl MrBuilder {
     /// ones, as in [`Access::ALL_REMOTE`]; atomics only if the
     /// [device has them](crate::DeviceAttr::atomic_cap).
     pub fn access(mut self, access: Access) -> Self {
-        self.access = access;
+        const OPTIONS: Access =
+            Access::RELAXED_ORDERING.union(Access::ZERO_BASED).union(Access::ON_DEMAND);
+        self.access = access | self.access & OPTIONS;
         self
     }
 
@@ -613,6 +615,10 @@ pub(super) fn explain(
         Errno::OPNOTSUPP => {
             error.detail(format!("the device knows no memory regions with access {access}"))
         }
+        Errno::INVAL if access.contains(Access::REMOTE_ATOMIC) => error.detail(format!(
+            "{size} with access {access}; a device without atomics (`DeviceAttr::atomic_cap`) may refuse \
+             REMOTE_ATOMIC"
+        )),
         Errno::INVAL => error.detail(format!("{size} with access {access}")),
         Errno::FAULT => error.detail(mapped::why_not(start, length, access).unwrap_or_else(|| {
             format!("{size} at {start:#x} are not all mapped in a way that allows access {access}")

@@ -22,6 +22,13 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
 
 const REREG: Op = Op::Write(IB_USER_VERBS_CMD_REREG_MR);
 
+#[test]
+fn rights_that_are_set_last_keep_the_options() {
+    let builder = Bench::new().pd.mr_builder().on_demand().relaxed_ordering();
+    let access = builder.access(Access::LOCAL_WRITE).access;
+    assert_eq!(access, Access::LOCAL_WRITE | Access::ON_DEMAND | Access::RELAXED_ORDERING);
+}
+
 /// Memory that calls a function when it is freed.
 struct Watched {
     bytes: Box<[u8; 64]>,

@@ -208,8 +208,11 @@ impl BufferPool {
     /// [`BufferError::PoolEmpty`] while all are taken; [`BufferError::TooLong`] for more bytes than
     /// [`buffer_size`](Self::buffer_size).
     pub fn copy(&self, bytes: &[u8]) -> std::result::Result<Buffer, BufferError> {
+        let (length, size) = (bytes.len(), self.buffer_size());
+        if length > size {
+            return Err(BufferError::TooLong { length, size });
+        }
         let mut buffer = self.take()?;
-        let (length, size) = (bytes.len(), buffer.len());
         let room = buffer.get_mut(..length).ok_or(BufferError::TooLong { length, size })?;
         room.copy_from_slice(bytes);
         buffer.set_len(length);
@@ -255,7 +258,10 @@ impl fmt::Display for BufferError {
             ),
             BufferError::TooLong { length, size } => {
                 let [length, size] = [length, size].map(|&bytes| ByteCount::of(bytes));
-                write!(f, "{length} exceed the {size} of a buffer")
+                write!(
+                    f,
+                    "{length} exceed the {size} of a buffer: split them, or build the pool with larger buffers"
+                )
             }
         }
     }
@@ -269,7 +275,7 @@ impl From<BufferError> for Error {
             BufferError::PoolEmpty => Errno::NOBUFS,
             BufferError::TooLong { .. } => Errno::MSGSIZE,
         };
-        Error::new(VERB, errno).detail(error.to_string())
+        Error::new("take_buffer", errno).detail(error.to_string())
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) type Execute<'e> = &'e mut (dyn FnMut(CreateRequest<'_>) -> Result<()
 pub(crate) type ExecuteModify<'e> = &'e mut (dyn FnMut(&[u8], &mut [u8]) -> Result<()> + 'e);
 
 /// Creates an object: `provide` has a provider begin the command and end with the rings, and `execute` makes the
-/// kernel's object in between. If the rings fail, the object is destroyed.
+/// kernel's object in between. If the rings fail, the object is dropped, which destroys an `Object`.
 pub(crate) fn create<K, T>(
     verb: &'static str,
     execute: impl Fn(CreateRequest<'_>) -> Result<K>,

@@ -301,8 +301,8 @@ impl QpControl {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a port that the device does not have, or an entry that is empty now, beyond the
-    /// table, or has an index above 255, which is what paths can carry.
+    /// `EINVAL` for a port that the device does not have, or an entry that is empty now, holds another identifier, is
+    /// beyond the table, or has an index above 255, which is what paths can carry.
     pub fn endpoint(&self, gid: &GidEntry) -> Result<Endpoint> {
         const VERB: &str = "endpoint";
         let (port, gid_index) = (gid.port, gid.index);
@@ -313,6 +313,16 @@ impl QpControl {
         if entry.gid.is_zero() {
             let detail = format!("index {gid_index} of port {port} holds no global identifier");
             return Err(Error::invalid(VERB, detail));
+        }
+        if (entry.gid, entry.gid_type) != (gid.gid, gid.gid_type) {
+            return Err(Error::invalid(
+                VERB,
+                format!(
+                    "index {gid_index} of port {port} holds {} ({}), and not {} ({}): take an entry of this device's \
+                     table as it is now",
+                    entry.gid, entry.gid_type, gid.gid, gid.gid_type
+                ),
+            ));
         }
         narrow(VERB, "gid_index", gid_index)?;
         let limits = match context.file.provider.rd_atomic() {

@@ -57,8 +57,8 @@ impl Publisher {
             let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
             let qp = builder.build()?;
             let qp = cq.adopt(qp)?;
-            let gid = context.default_gid(1)?;
-            let (here, there) = (qp.endpoint(&gid)?, theirs.endpoint(&gid)?);
+            let here = qp.endpoint(&context.default_gid(1)?)?;
+            let there = theirs.endpoint(&theirs.context().default_gid(1)?)?;
             theirs.handshake(&here, &Handshake::new())?;
             qp.handshake(&there, &Handshake::new())?;
             Ok(qp)

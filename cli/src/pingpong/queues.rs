@@ -64,8 +64,7 @@ impl Queues {
         let Shape { kind, qps, rx_depth, layout, .. } = shape;
         let context = &port.context;
         let pd = context.alloc_pd()?;
-        let memory =
-            pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(layout.byte_len())?;
+        let memory = pd.mr_builder().allocate::<u8>(layout.byte_len())?;
         let channel = shape.events.then(|| context.create_comp_channel()).transpose()?;
         if let Some(channel) = &channel {
             // Nothing but this channel is waited for.

@@ -130,8 +130,7 @@ impl<'a> Side<'a> {
         port.check_size(Kind::Rc, args.size(), Some(args.path.mtu))?;
         let context = &port.context;
         let pd = context.alloc_pd()?;
-        let memory =
-            pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(args.size() as usize)?;
+        let memory = pd.mr_builder().allocate::<u8>(args.size() as usize)?;
         let channel = options.events.then(|| context.create_comp_channel()).transpose()?;
         let xrcd = domain(context, count)?;
         let mut receives = context.cq_builder(count);

@@ -523,7 +523,8 @@ impl Manager {
                 if matches!(id.kind, id::RC | id::XRC_INI | id::XRC_TGT) {
                     mask |= Mask::IB_QP_TIMEOUT;
                     // There and back.
-                    let timeout = path.map_or(0, |path| path.packet_life_time() + 1);
+                    let timeout =
+                        path.map_or(0, |path| path.packet_life_time().saturating_add(1).min(31));
                     attr.timeout = id.ack_timeout.unwrap_or(timeout);
                 }
                 if matches!(id.kind, id::RC | id::XRC_INI) {

@@ -173,9 +173,9 @@ fn connects_accepts_and_sees_the_end() {
 #[test]
 fn the_deadline_of_a_connect_ends_each_of_its_steps() {
     for (steps, told) in [
-        (0, "the address was not resolved in time"),
-        (1, "the route was not resolved in time"),
-        (2, "the listener did not answer in time"),
+        (0, "the address was not resolved in time; `Connector::timeout` sets the limit"),
+        (1, "the route was not resolved in time; `Connector::timeout` sets the limit"),
+        (2, "the listener did not answer in time; `Connector::timeout` sets the limit"),
     ] {
         for qp_type in [QpType::RC, QpType::UD] {
             let (script, bench) = (CmScript::new(), Bench::new());
