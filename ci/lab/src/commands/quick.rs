@@ -102,6 +102,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
 const PACKAGES: &[(&str, &str)] = &[
     ("uapi/", "uverbs-uapi"),
     ("host/", "uverbs-host"),
+    ("roce/", "uverbs-roce"),
     ("sim/", "uverbs-sim"),
     ("ci/compile/", "compile-tests"),
     ("connectx/", "uverbs-connectx"),

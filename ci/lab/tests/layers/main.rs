@@ -6,6 +6,7 @@
 
 mod connectx;
 mod packages;
+mod roce;
 mod source;
 
 use source::Source;

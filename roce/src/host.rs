@@ -1,0 +1,311 @@
+//! The device around the transport: memory, keys, receives, completions, and the network.
+
+use crate::headers::Packet;
+use uverbs_uapi::wc::ib_wc_status;
+
+/// A device whose queue pairs an [`Endpoint`](crate::Endpoint) drives. All checks of keys, ranges and partitions are its
+/// own.
+///
+/// The endpoint calls it while it handles a packet or runs, and holds nothing of it in between. Offsets and lengths of
+/// local data count from the begin of the message; the device knows the scatter/gather list of each request and each
+/// receive.
+pub trait Host {
+    /// Where a packet goes to or comes from: addresses, service level, VLAN, or whatever the network needs.
+    type Path: Clone;
+
+    /// Whether a packet is for this queue pair: it comes from the peer's address, the P_Keys match, and the Q_Key of a
+    /// datagram is the right one (`check_addr` and `check_keys` of the kernel's `rxe_recv.c`).
+    fn admit(&mut self, qpn: u32, from: &Self::Path, packet: &Packet<'_>) -> bool;
+
+    /// Sends a packet: the bytes from BTH to padding.
+    fn send(&mut self, qpn: u32, to: &Self::Path, packet: &[u8]);
+
+    /// Reads data of a request that is sent.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the request fails.
+    fn read_local(
+        &mut self,
+        qpn: u32,
+        request: u64,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<(), ib_wc_status>;
+
+    /// Writes data of a read that was received.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the request fails.
+    fn write_local(
+        &mut self,
+        qpn: u32,
+        request: u64,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), ib_wc_status>;
+
+    /// Writes the old value that an atomic returns.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the request fails.
+    fn write_old(&mut self, qpn: u32, request: u64, old: u64) -> Result<(), ib_wc_status>;
+
+    /// Executes a request that needs no packet, [`Work::Local`](crate::Work::Local), in its turn.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the request fails.
+    fn run_local(&mut self, qpn: u32, request: u64) -> Result<(), ib_wc_status>;
+
+    /// Completes a request. Requests complete in the order in which they were posted, each once.
+    fn complete(&mut self, qpn: u32, request: u64, status: ib_wc_status);
+
+    /// Whether the peer may do this. The whole of a message is checked before its first byte is touched.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn check_remote(&mut self, qpn: u32, right: Right, target: Target) -> Result<(), Refusal>;
+
+    /// Reads memory for the peer.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn read_remote(&mut self, qpn: u32, target: Target, to: &mut [u8]) -> Result<(), Refusal>;
+
+    /// Writes memory for the peer.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn write_remote(&mut self, qpn: u32, target: Target, data: &[u8]) -> Result<(), Refusal>;
+
+    /// Changes the bytes of an atomic for the peer, and returns what they were.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn atomic(&mut self, qpn: u32, target: Target, change: Atomic) -> Result<u64, Refusal>;
+
+    /// Writes the eight bytes of an atomic write at once.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn atomic_write(&mut self, qpn: u32, target: Target, data: [u8; 8]) -> Result<(), Refusal>;
+
+    /// Makes earlier writes visible or persistent: see [`Feth`](crate::headers::Feth) for type and level.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn flush(&mut self, qpn: u32, target: Target, kind: u8, level: u8) -> Result<(), Refusal>;
+
+    /// Invalidates a key for the peer.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn invalidate(&mut self, qpn: u32, srq: Option<u32>, key: u32) -> Result<(), Refusal>;
+
+    /// Takes the next receive of the queue pair or the SRQ, for a message of which the first byte has come; `None` if
+    /// there is none.
+    ///
+    /// # Errors
+    ///
+    /// The NAK that the peer gets.
+    fn take_receive(&mut self, qpn: u32, srq: Option<u32>) -> Result<Option<u64>, Refusal>;
+
+    /// Writes data of a message to a receive.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the receive fails. The peer gets a NAK: invalid request if it is
+    /// [`IB_WC_LOC_LEN_ERR`](ib_wc_status::IB_WC_LOC_LEN_ERR), else remote operational error.
+    fn write_receive(
+        &mut self,
+        qpn: u32,
+        receive: u64,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), ib_wc_status>;
+
+    /// Completes a receive.
+    ///
+    /// # Errors
+    ///
+    /// Nothing fails: `received` is an error if the receive failed, with its status.
+    fn complete_receive(
+        &mut self,
+        qpn: u32,
+        receive: u64,
+        received: Result<Received<'_, Self::Path>, ib_wc_status>,
+    );
+
+    /// Tells an event of a queue pair.
+    fn event(&mut self, qpn: u32, event: Event);
+}
+
+/// Memory that a peer names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The SRQ that the request names, on XRC: its protection domain counts.
+    pub srq: Option<u32>,
+    /// Address.
+    pub address: u64,
+    /// Remote key.
+    pub key: u32,
+    /// Bytes.
+    pub length: u32,
+}
+
+impl Target {
+    /// The part of it from `offset` on, of so many bytes.
+    pub(crate) fn part(self, offset: u32, length: usize) -> Target {
+        let address = self.address.wrapping_add(offset.into());
+        Target { address, length: length as u32, ..self }
+    }
+}
+
+/// The right that a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// To read.
+    Read,
+    /// To write.
+    Write,
+    /// To execute atomics.
+    Atomic,
+    /// To flush, with this placement type at this selectivity level.
+    Flush(u8, u8),
+}
+
+/// An atomic. Masked ones, and those of four bytes, reach devices of the same fabric only:
+/// [`MaskedEth`](crate::headers::MaskedEth).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// Stores `swap` if the value is `compare`.
+    CompareSwap {
+        /// The value that is expected.
+        compare: u64,
+        /// The value that is stored.
+        swap: u64,
+    },
+    /// Adds.
+    FetchAdd {
+        /// The summand.
+        add: u64,
+    },
+    /// Stores `swap` under its mask if the bits under the other mask are those of `compare`.
+    MaskedCompareSwap {
+        /// The value that is expected.
+        compare: u64,
+        /// The bits that are compared.
+        compare_mask: u64,
+        /// The value that is stored.
+        swap: u64,
+        /// The bits that are stored.
+        swap_mask: u64,
+    },
+    /// Adds fields by themselves: no carry leaves a bit of `boundary`.
+    MaskedFetchAdd {
+        /// The summands.
+        add: u64,
+        /// The highest bit of each field.
+        boundary: u64,
+    },
+}
+
+impl Atomic {
+    /// The new value.
+    pub fn apply(self, old: u64) -> u64 {
+        match self {
+            Atomic::CompareSwap { compare, swap } if old == compare => swap,
+            Atomic::CompareSwap { .. } => old,
+            Atomic::FetchAdd { add } => old.wrapping_add(add),
+            Atomic::MaskedCompareSwap { compare, compare_mask, swap, swap_mask } => {
+                let equal = (old ^ compare) & compare_mask == 0;
+                if equal { old & !swap_mask | swap & swap_mask } else { old }
+            }
+            // The highest bit of a field is added without its carry, by itself.
+            Atomic::MaskedFetchAdd { add, boundary } => {
+                (old & !boundary).wrapping_add(add & !boundary) ^ (old ^ add) & boundary
+            }
+        }
+    }
+}
+
+/// Why a device does not do what a peer asks for. The peer gets a NAK, and the queue pair moves to error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The request makes no sense.
+    InvalidRequest,
+    /// The key does not allow it.
+    Access,
+    /// The device failed.
+    Operational,
+}
+
+/// A message that consumed a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received<'a, P> {
+    /// Bytes of the message.
+    pub length: u32,
+    /// Whether it was an RDMA write with immediate data, and no send.
+    pub write: bool,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// The key that the message invalidated.
+    pub invalidated: Option<u32>,
+    /// Whether the completion is solicited.
+    pub solicited: bool,
+    /// Source QPN.
+    pub source: u32,
+    /// P_Key of the packet.
+    pub pkey: u16,
+    /// Where the last packet came from.
+    pub from: &'a P,
+}
+
+/// A change of a queue pair that the device did not ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The first packet came while the queue pair could only receive.
+    CommunicationEstablished,
+    /// All requests that had begun when it moved to SQD are complete.
+    SendQueueDrained,
+    /// A request failed. The queue pair is in SQE if it is UC or UD, else in error; its other requests were flushed.
+    /// The device flushes what it has not posted.
+    SendFailed,
+    /// The peer asked for what it must not, and the queue pair is in error.
+    Refused(Refusal),
+    /// A receive failed, and the queue pair is in error.
+    ReceiveFailed,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Atomic;
+
+    #[test]
+    fn fields_are_added_by_themselves() {
+        let mut word = 1u64;
+        for _ in 0..1_000 {
+            let [old, add, boundary] = [(); 3].map(|()| {
+                word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                word.rotate_left(23)
+            });
+            let (mut sum, mut carry) = (0, 0);
+            for bit in 0..64 {
+                let here = (old >> bit & 1) + (add >> bit & 1) + carry;
+                sum |= (here & 1) << bit;
+                carry = if boundary >> bit & 1 != 0 { 0 } else { here >> 1 };
+            }
+            assert_eq!(Atomic::MaskedFetchAdd { add, boundary }.apply(old), sum);
+        }
+    }
+}

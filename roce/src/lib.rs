@@ -1,0 +1,31 @@
+#![doc = include_str!("../README.md")]
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod endpoint;
+pub mod frame;
+pub mod headers;
+mod host;
+pub mod icrc;
+mod mistake;
+pub mod opcodes;
+mod psn;
+mod queue_pair;
+mod request;
+mod requester;
+mod responder;
+pub mod timers;
+
+#[cfg(test)]
+mod tests;
+
+pub use endpoint::{Dropped, Endpoint, Progress};
+pub use host::{Atomic, Event, Host, Received, Refusal, Right, Target};
+pub use psn::Psn;
+pub use queue_pair::{Attributes, Counters, MAX_MESSAGE, Mtu, State};
+pub use request::{Datagram, Request, Work};
+pub use requester::NotPosted;

@@ -1,0 +1,759 @@
+//! The requester: sends requests as packets, and handles what comes back. `docs/TRANSPORT.md` draws its states.
+//!
+//! From the kernel's `rxe_req.c` and `rxe_comp.c`; each rule names the function that it was read in. Rules that differ
+//! from rxe's say so.
+//!
+//! PSNs of a requester, in the order in which packets carry them:
+//!
+//! ```text
+//!          oldest                    cursor                  limit
+//! ───────────┼──────────────────────────┼──────────────────────┼───────────
+//!  complete  │ sent, and sent again     │ sent, to be repeated │ never sent
+//! ```
+//!
+//! The cursor is behind the limit only while packets are repeated. The request at index `next` and the number of its
+//! packets before the cursor, `sent`, are the cursor's other name.
+
+use crate::headers::{AtomicAckEth, Bth, Packet, PacketBuffer, Syndrome};
+use crate::host::{Event, Host};
+use crate::mistake::Mistake;
+use crate::opcodes::{Opcode, Operation, Position};
+use crate::psn::Psn;
+use crate::queue_pair::{QueuePair, State};
+use crate::request::{Request, Work};
+use crate::timers::{Nanoseconds, ack_timeout, rnr_timer};
+use alloc::collections::VecDeque;
+use core::fmt;
+use uverbs_uapi::wc::ib_wc_status;
+
+/// The most packets of sends and writes without acknowledgement: `RXE_MAX_UNACKED_PSNS`. Reads are bounded by
+/// `max_rd_atomic`.
+const WINDOW: u32 = 128;
+/// Packets after which one asks for an acknowledgement in the middle of a message: `RXE_MAX_PKT_PER_ACK`.
+const PACKETS_PER_ACK: u32 = 64;
+/// The value of `rnr_retry` that never runs out.
+const FOREVER: u8 = 7;
+
+/// Why a request was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotPosted {
+    /// There is no such queue pair.
+    NoQueuePair,
+    /// The queue pair does not send in its state.
+    State(State),
+    /// It holds as many requests as it can.
+    Full,
+}
+
+impl fmt::Display for NotPosted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotPosted::NoQueuePair => write!(f, "no queue pair has the number"),
+            NotPosted::State(state) => {
+                write!(f, "a queue pair in state {state:?} sends nothing: move it to Rts")
+            }
+            NotPosted::Full => {
+                write!(f, "the queue pair holds as many requests as it can: wait for a completion")
+            }
+        }
+    }
+}
+
+impl core::error::Error for NotPosted {}
+
+/// A request that was posted.
+#[derive(Debug)]
+struct Posted<P> {
+    request: Request<P>,
+    /// PSN of the first packet, once it has begun.
+    first: Psn,
+    /// PSNs that it takes: those of its packets, or of the responses to a read.
+    psns: u32,
+    /// Whether it has begun: its PSNs are given away, or it was executed.
+    begun: bool,
+    /// The status with which it fails, when all before it are complete.
+    failed: Option<ib_wc_status>,
+}
+
+impl<P> Posted<P> {
+    fn end(&self) -> Psn {
+        self.first.plus(self.psns)
+    }
+
+    fn is_local(&self) -> bool {
+        self.request.work == Work::Local
+    }
+}
+
+/// The requester of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Requester<P> {
+    queue: VecDeque<Posted<P>>,
+    depth: usize,
+    /// Index of the request that the cursor is in.
+    next: usize,
+    /// Packets of it in front of the cursor.
+    sent: u32,
+    oldest: Psn,
+    limit: Psn,
+    /// PSNs between `oldest` and `limit` of responses to reads, which the window does not count.
+    responses: u32,
+    /// Requests that have begun and wait for a response of their own.
+    answered: u8,
+    /// Packets since one asked for an acknowledgement.
+    unasked: u32,
+    retries: u8,
+    rnr_retries: u8,
+    /// Whether a NAK has already made it repeat what follows `oldest`: further ones tell nothing new.
+    repeating: bool,
+    /// Whether it waits after an RNR NAK.
+    waits_for_receiver: bool,
+    /// Whether the device knows that the queue is drained.
+    pub(crate) drained: bool,
+    /// When it stops to wait for a response, or for a receiver that was not ready.
+    pub(crate) timer: Option<Nanoseconds>,
+}
+
+impl<P> Requester<P> {
+    pub(crate) fn new(depth: usize, psn: Psn) -> Self {
+        Requester {
+            queue: VecDeque::with_capacity(depth),
+            depth,
+            next: 0,
+            sent: 0,
+            oldest: psn,
+            limit: psn,
+            responses: 0,
+            answered: 0,
+            unasked: 0,
+            retries: 0,
+            rnr_retries: 0,
+            repeating: false,
+            waits_for_receiver: false,
+            drained: false,
+            timer: None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.queue.capacity() * size_of::<Posted<P>>()
+    }
+
+    /// The PSN of the next packet that was never sent.
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.limit
+    }
+
+    /// How many requests may be posted.
+    pub(crate) fn room(&self) -> usize {
+        self.depth - self.queue.len()
+    }
+
+    /// How many requests are not complete.
+    pub(crate) fn pending(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Starts over with the first packet that is not acknowledged.
+    fn go_back(&mut self) {
+        self.next = 0;
+        self.sent = match self.queue.front() {
+            Some(head) if head.begun && !head.is_local() => self.oldest.since(head.first),
+            _ => 0,
+        };
+    }
+
+    /// Gives PSNs to the request at the cursor, if it begins.
+    fn begin(&mut self) {
+        let Some(posted) = self.queue.get_mut(self.next).filter(|posted| !posted.begun) else {
+            return;
+        };
+        posted.begun = true;
+        posted.first = self.limit;
+        if posted.request.work.is_answered() {
+            self.answered += 1;
+        }
+    }
+
+    /// Moves the cursor past a packet that was sent. Returns whether it was sent for the first time. From
+    /// `update_wqe_psn` and `update_state`.
+    fn pass(&mut self, packet: Outgoing) -> bool {
+        let Some(posted) = self.queue.get(self.next) else { return false };
+        let end = packet.psn.plus(packet.psns);
+        let new = end.since(self.oldest) > self.limit.since(self.oldest);
+        if new {
+            if matches!(posted.request.work, Work::Read { .. }) {
+                self.responses += end.since(self.limit);
+            }
+            self.limit = end;
+        }
+        self.sent += packet.psns;
+        if self.sent >= posted.psns {
+            self.next += 1;
+            self.sent = 0;
+        }
+        new
+    }
+
+    /// Takes the oldest request away.
+    fn pop(&mut self) -> Option<Posted<P>> {
+        let head = self.queue.pop_front()?;
+        match self.next {
+            0 => self.sent = 0,
+            _ => self.next -= 1,
+        }
+        if head.begun && head.request.work.is_answered() {
+            self.answered -= 1;
+        }
+        Some(head)
+    }
+}
+
+/// A packet that is sent.
+struct Outgoing {
+    psn: Psn,
+    /// PSNs that it takes: those of the responses to a read.
+    psns: u32,
+    /// Where its data begins in that of the request.
+    offset: u32,
+    /// Bytes of its data.
+    payload: u32,
+}
+
+impl<P: Clone> QueuePair<P> {
+    /// Posts a request.
+    pub(crate) fn post(&mut self, request: Request<P>) -> Result<(), NotPosted> {
+        if !self.sends() {
+            return Err(NotPosted::State(self.state));
+        }
+        let requester = &mut self.requester;
+        if requester.room() == 0 {
+            return Err(NotPosted::Full);
+        }
+        let psns = match request.work {
+            Work::Local => 0,
+            Work::Send { .. }
+            | Work::SendInvalidate { .. }
+            | Work::Write { .. }
+            | Work::Read { .. } => self.attributes.mtu.packets(request.length),
+            _ => 1,
+        };
+        let failed = request.check(self.transport, psns, self.attributes.max_rd_atomic).err();
+        requester.queue.push_back(Posted {
+            request,
+            first: Psn::default(),
+            psns,
+            begun: false,
+            failed,
+        });
+        Ok(())
+    }
+
+    /// Sends the next packet of a request. Returns whether it did anything. From `rxe_requester`.
+    pub(crate) fn send_request<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        buffer: &mut PacketBuffer,
+    ) -> bool {
+        if self.requester.waits_for_receiver {
+            return false;
+        }
+        // A local request is executed once, whatever is repeated around it.
+        while self
+            .requester
+            .queue
+            .get(self.requester.next)
+            .is_some_and(|at| at.begun && at.is_local())
+        {
+            self.requester.next += 1;
+            self.requester.sent = 0;
+        }
+        let Some(posted) = self.requester.queue.get(self.requester.next) else { return false };
+        if posted.failed.is_some() {
+            // It waits until it is the oldest one: requests complete in order.
+            return self.requester.next == 0 && self.settle(host);
+        }
+        if !posted.begun {
+            if !self.may_begin() {
+                return false;
+            }
+            if posted.is_local() {
+                return self.run_local(host);
+            }
+        }
+        let requester = &self.requester;
+        let repeats = posted.begun && posted.first.plus(requester.sent) != requester.limit;
+        let unacknowledged =
+            requester.limit.since(requester.oldest).saturating_sub(requester.responses);
+        if self.transport.is_reliable() && !repeats && unacknowledged >= WINDOW {
+            return false;
+        }
+        self.send_packet(now, host, buffer);
+        true
+    }
+
+    /// Whether the request at the cursor may begin.
+    fn may_begin(&self) -> bool {
+        let requester = &self.requester;
+        let Some(posted) = requester.queue.get(requester.next) else { return false };
+        if self.state != State::Rts {
+            return false;
+        }
+        // A fence waits for reads and atomics only, as RDMAmojo's page on fences has it; `req_next_wqe` of rxe waits
+        // for everything.
+        if posted.request.fence && requester.answered > 0 && !Mistake::NoFence.is_planted() {
+            return false;
+        }
+        // `check_init_depth`.
+        if posted.request.work.is_answered() && requester.answered >= self.attributes.max_rd_atomic
+        {
+            return false;
+        }
+        // Half of all PSNs: then the responder could not tell a duplicate from a new packet.
+        requester.limit.since(requester.oldest) + posted.psns < Psn::HALF
+    }
+
+    /// Executes the request at the cursor, which needs no packet. From `rxe_do_local_ops`.
+    fn run_local<H: Host<Path = P>>(&mut self, host: &mut H) -> bool {
+        let requester = &mut self.requester;
+        let Some(posted) = requester.queue.get_mut(requester.next) else { return false };
+        match host.run_local(self.number, posted.request.id) {
+            Ok(()) => {
+                posted.begun = true;
+                requester.next += 1;
+                requester.sent = 0;
+            }
+            Err(status) => posted.failed = Some(status),
+        }
+        self.settle(host);
+        true
+    }
+
+    /// Sends the packet at the cursor. From `init_req_packet` and `finish_packet`.
+    fn send_packet<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        buffer: &mut PacketBuffer,
+    ) {
+        self.requester.begin();
+        let Some(packet) = self.put_headers(buffer) else { return };
+        let Some(posted) = self.requester.queue.get_mut(self.requester.next) else { return };
+        if packet.payload > 0 {
+            let room = buffer.payload(packet.payload as usize);
+            let read = host.read_local(self.number, posted.request.id, packet.offset, room);
+            if let Err(status) = read {
+                posted.failed = Some(status);
+                self.settle(host);
+                return;
+            }
+        }
+        let datagram = posted.request.datagram.as_ref();
+        let path = datagram.map_or(&self.attributes.path, |datagram| &datagram.path);
+        host.send(self.number, path, buffer.finish());
+        let new = self.requester.pass(packet);
+        if self.transport.is_reliable() {
+            let timeout = ack_timeout(self.attributes.timeout);
+            let requester = &mut self.requester;
+            if requester.timer.is_none() && (new || !Mistake::TimeoutNotRestarted.is_planted()) {
+                requester.timer = timeout.map(|timeout| now + timeout);
+            }
+        } else {
+            self.requester.oldest = self.requester.limit;
+            self.settle(host);
+        }
+    }
+
+    /// Begins the packet at the cursor: all but its payload.
+    fn put_headers(&mut self, buffer: &mut PacketBuffer) -> Option<Outgoing> {
+        let mtu = self.attributes.mtu.bytes();
+        let requester = &mut self.requester;
+        let posted = requester.queue.get(requester.next)?;
+        let request = &posted.request;
+        let position = match request.work.streams() {
+            true => Position::of(requester.sent == 0, requester.sent + 1 == posted.psns),
+            false => Position::Only,
+        };
+        let operation = request.operation(position)?;
+        let psn = posted.first.plus(requester.sent);
+        let opcode = Opcode { transport: self.transport, operation };
+        let datagram = request.datagram.as_ref();
+        let destination = datagram.map_or(self.attributes.destination, |to| to.destination);
+        let mut bth = Bth::new(opcode, self.attributes.pkey, destination, psn);
+        requester.unasked += 1;
+        let asks = position.ends() || requester.unasked >= PACKETS_PER_ACK;
+        if self.transport.is_reliable() && asks {
+            bth.request_ack();
+            requester.unasked = 0;
+        }
+        if request.solicited && operation.completes_receive() {
+            bth.solicit();
+        }
+        buffer.begin(&bth);
+        let mut offset = requester.sent * mtu;
+        if Mistake::RepeatedData.is_planted() && psn.plus(1).is_before(requester.limit) {
+            offset = 0;
+        }
+        request.put_headers(buffer, opcode, self.attributes.source, offset);
+        let payload = match request.work {
+            Work::AtomicWrite { .. } => request.length,
+            work if work.streams() => (request.length - requester.sent * mtu).min(mtu),
+            _ => 0,
+        };
+        // A read asks for all that is missing.
+        let psns = if position == Position::Only { posted.psns - requester.sent } else { 1 };
+        Some(Outgoing { psn, psns, offset, payload })
+    }
+
+    /// Completes the oldest requests that need no response, and fails one that has failed if it is the oldest.
+    /// Returns whether it did anything.
+    fn settle<H: Host<Path = P>>(&mut self, host: &mut H) -> bool {
+        let mut settled = false;
+        while let Some(head) = self.requester.queue.front() {
+            if let Some(status) = head.failed {
+                self.fail_oldest(host, status);
+                return true;
+            }
+            let sent = self.requester.next > 0;
+            let done = head.is_local() || !self.transport.is_reliable();
+            if !(head.begun && done && sent) {
+                break;
+            }
+            self.complete_oldest(host);
+            settled = true;
+        }
+        if settled {
+            self.check_drained(host);
+        }
+        settled
+    }
+
+    fn complete_oldest<H: Host<Path = P>>(&mut self, host: &mut H) {
+        if let Some(head) = self.requester.pop() {
+            host.complete(self.number, head.request.id, ib_wc_status::IB_WC_SUCCESS);
+        }
+    }
+
+    /// Fails the oldest request and flushes the others. From `COMPST_ERROR` in `rxe_completer`; unreliable queue pairs
+    /// only stop to send.
+    fn fail_oldest<H: Host<Path = P>>(&mut self, host: &mut H, status: ib_wc_status) {
+        // A response to a request that was flushed in the meantime fails nothing.
+        let Some(head) = self.requester.pop() else { return };
+        host.complete(self.number, head.request.id, status);
+        let state = if self.transport.is_reliable() { State::Error } else { State::Sqe };
+        self.move_to(state, host);
+        host.event(self.number, Event::SendFailed);
+    }
+
+    /// Completes all requests as flushed, in order. From `rxe_drain_resp_pkts`.
+    pub(crate) fn flush_requests<H: Host<Path = P>>(&mut self, host: &mut H) {
+        while let Some(head) = self.requester.pop() {
+            host.complete(self.number, head.request.id, ib_wc_status::IB_WC_WR_FLUSH_ERR);
+        }
+        let requester = &mut self.requester;
+        requester.oldest = requester.limit;
+        requester.responses = 0;
+        requester.timer = None;
+        requester.waits_for_receiver = false;
+        requester.repeating = false;
+    }
+
+    /// Tells that the send queue is drained, if it is. From `complete_ack`.
+    pub(crate) fn check_drained<H: Host<Path = P>>(&mut self, host: &mut H) {
+        let begun = self.requester.queue.front().is_some_and(|head| head.begun);
+        if self.state == State::Sqd && !begun && !self.requester.drained {
+            self.requester.drained = true;
+            host.event(self.number, Event::SendQueueDrained);
+        }
+    }
+
+    /// Handles a response. From `rxe_completer`, `check_psn` and `check_ack`.
+    pub(crate) fn handle_response<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        packet: &Packet<'_>,
+    ) {
+        let psn = packet.bth.psn();
+        let requester = &self.requester;
+        let in_flight = requester.limit.since(requester.oldest);
+        if !psn.is_within(requester.oldest, in_flight) {
+            // A duplicate, or the answer to nothing.
+            if Mistake::AckTwice.is_planted() && psn == requester.oldest.before() && in_flight > 0 {
+                self.acknowledge(now, host, psn.plus(2));
+            }
+            return;
+        }
+        let syndrome = packet.aeth.map(|aeth| aeth.syndrome());
+        match (packet.opcode.operation, syndrome) {
+            (Operation::Acknowledge, Some(Some(Syndrome::Ack))) => {
+                let behind = if Mistake::AckOneTooFar.is_planted() { 2 } else { 1 };
+                if !self.acknowledge(now, host, psn.plus(behind)) {
+                    self.imply_nak(now, host);
+                }
+            }
+            (Operation::Acknowledge, Some(Some(nak))) => {
+                // A NAK acknowledges everything before it.
+                if !self.acknowledge(now, host, psn) {
+                    return self.imply_nak(now, host);
+                }
+                self.handle_nak(now, host, nak);
+            }
+            (Operation::ReadResponseMiddle, None) => self.handle_read_response(now, host, packet),
+            (
+                Operation::ReadResponseFirst
+                | Operation::ReadResponseLast
+                | Operation::ReadResponseOnly,
+                Some(Some(Syndrome::Ack)),
+            ) => self.handle_read_response(now, host, packet),
+            (Operation::AtomicAcknowledge, Some(Some(Syndrome::Ack))) => {
+                self.handle_atomic_response(now, host, packet)
+            }
+            // A reserved syndrome, or a NAK where there can be none.
+            _ => self.fail_oldest_with_bad_response(host),
+        }
+    }
+
+    fn fail_oldest_with_bad_response<H: Host<Path = P>>(&mut self, host: &mut H) {
+        self.fail_oldest(host, ib_wc_status::IB_WC_BAD_RESP_ERR);
+    }
+
+    /// Completes the sends and writes before a PSN. Returns false if a response is missing among them: then a later
+    /// one was not to be believed (`COMPST_ERROR_RETRY` in `check_psn`).
+    fn acknowledge<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H, end: Psn) -> bool {
+        let before = self.requester.oldest;
+        let mut whole = true;
+        while let Some(head) = self.requester.queue.front() {
+            if !head.begun {
+                break;
+            }
+            if head.is_local() {
+                self.complete_oldest(host);
+                continue;
+            }
+            let reach = end.since(self.requester.oldest);
+            if reach == 0 || reach >= Psn::HALF {
+                break;
+            }
+            let left = head.end().since(self.requester.oldest);
+            if head.request.work.is_answered() && !Mistake::AckCompletesRead.is_planted() {
+                whole = false;
+                break;
+            }
+            if reach < left {
+                self.requester.oldest = end;
+                break;
+            }
+            self.requester.oldest = head.end();
+            self.complete_oldest(host);
+        }
+        self.settle(host);
+        if self.requester.oldest != before {
+            self.progress(now);
+        }
+        if self.state == State::Sqd {
+            self.check_drained(host);
+        }
+        whole
+    }
+
+    /// Retries count anew after progress, and the timer starts again: `reset_retry_counters`.
+    fn progress(&mut self, now: Nanoseconds) {
+        let timeout = ack_timeout(self.attributes.timeout);
+        let requester = &mut self.requester;
+        if !Mistake::RetriesNotReset.is_planted() {
+            requester.retries = 0;
+        }
+        requester.rnr_retries = 0;
+        requester.repeating = false;
+        // A receiver that was not ready has answered in the meantime.
+        requester.waits_for_receiver = false;
+        requester.timer = match requester.oldest == requester.limit {
+            true => None,
+            false => timeout.map(|timeout| now + timeout),
+        };
+        // The cursor may not be behind what is complete.
+        if requester.next == 0 {
+            if let Some(head) =
+                requester.queue.front().filter(|head| head.begun && !head.is_local())
+            {
+                requester.sent = requester.sent.max(requester.oldest.since(head.first));
+            }
+        }
+    }
+
+    /// Handles a NAK for the oldest packet; everything before it is complete. From `check_ack`.
+    fn handle_nak<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H, nak: Syndrome) {
+        let status = match nak {
+            Syndrome::Ack => return,
+            Syndrome::RnrNak(code) => return self.wait_for_receiver(now, host, code),
+            Syndrome::SequenceError => {
+                self.counters.sequence_naks += 1;
+                return self.repeat_once(now, host);
+            }
+            Syndrome::InvalidRequest => ib_wc_status::IB_WC_REM_INV_REQ_ERR,
+            Syndrome::AccessError => ib_wc_status::IB_WC_REM_ACCESS_ERR,
+            Syndrome::OperationalError => ib_wc_status::IB_WC_REM_OP_ERR,
+            Syndrome::InvalidRd => ib_wc_status::IB_WC_REM_INV_RD_REQ_ERR,
+        };
+        self.fail_oldest(host, status);
+    }
+
+    /// Waits as an RNR NAK asks for. From `COMPST_RNR_RETRY`.
+    fn wait_for_receiver<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H, code: u8) {
+        let requester = &mut self.requester;
+        if requester.waits_for_receiver {
+            return;
+        }
+        self.counters.rnr_naks += 1;
+        if self.attributes.rnr_retry != FOREVER {
+            if requester.rnr_retries >= self.attributes.rnr_retry {
+                return self.fail_oldest(host, ib_wc_status::IB_WC_RNR_RETRY_EXC_ERR);
+            }
+            requester.rnr_retries += 1;
+        }
+        requester.waits_for_receiver = true;
+        requester.timer = Some(now + rnr_timer(code));
+        if Mistake::RnrTimerNotRestarted.is_planted() && self.counters.rnr_naks > 1 {
+            requester.timer = None;
+        }
+        requester.go_back();
+    }
+
+    /// A later response shows that one is missing.
+    fn imply_nak<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) {
+        self.counters.implied_naks += 1;
+        self.repeat_once(now, host);
+    }
+
+    /// Repeats what follows the oldest packet because of a NAK, once until there is progress or a timeout:
+    /// `started_retry`.
+    fn repeat_once<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) {
+        if !self.requester.repeating && !self.requester.waits_for_receiver {
+            self.repeat(now, host);
+        }
+    }
+
+    /// Repeats what follows the oldest packet. From `COMPST_ERROR_RETRY`; 7 retries are seven here, and not for ever
+    /// as in rxe.
+    fn repeat<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) {
+        let requester = &mut self.requester;
+        if requester.oldest == requester.limit {
+            return;
+        }
+        if requester.retries >= self.attributes.retry_count {
+            return self.fail_oldest(host, ib_wc_status::IB_WC_RETRY_EXC_ERR);
+        }
+        requester.retries += 1;
+        requester.repeating = true;
+        requester.timer = ack_timeout(self.attributes.timeout).map(|timeout| now + timeout);
+        if Mistake::TimeoutNotRestarted.is_planted() {
+            requester.timer = None;
+        }
+        requester.go_back();
+    }
+
+    /// The timer has ended. From `retransmit_timer` and `rnr_nak_timer`.
+    pub(crate) fn expire<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) {
+        let requester = &mut self.requester;
+        if requester.timer.is_none_or(|due| due > now) {
+            return;
+        }
+        requester.timer = None;
+        if requester.waits_for_receiver {
+            requester.waits_for_receiver = false;
+            requester.repeating = false;
+            return;
+        }
+        if requester.oldest != requester.limit {
+            self.counters.timeouts += 1;
+            self.repeat(now, host);
+        }
+    }
+
+    /// Takes the next packet of the response to a read. From `do_read`.
+    ///
+    /// A response counts by its PSN: if a read was repeated from its middle on, the repeated response begins with
+    /// another opcode than the one it stands for. So only the length is checked, and where the response ends.
+    fn handle_read_response<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        packet: &Packet<'_>,
+    ) {
+        let psn = packet.bth.psn();
+        if !self.acknowledge(now, host, psn) && !Mistake::ReadGap.is_planted() {
+            return self.imply_nak(now, host);
+        }
+        let mtu = self.attributes.mtu.bytes();
+        let Some(head) = self.requester.queue.front().filter(|head| head.begun) else { return };
+        let (request, at) = (&head.request, psn.since(head.first));
+        let ends = at + 1 == head.psns;
+        let offset = at * mtu;
+        let expected = match request.work {
+            Work::Read { .. } => (request.length - offset.min(request.length)).min(mtu),
+            Work::Flush { .. } | Work::AtomicWrite { .. } => 0,
+            _ => return self.fail_oldest_with_bad_response(host),
+        };
+        let position = packet.opcode.operation.position();
+        if packet.payload.len() != expected as usize || position.ends() != ends {
+            return self.fail_oldest_with_bad_response(host);
+        }
+        if expected > 0 {
+            if let Err(status) = host.write_local(self.number, request.id, offset, packet.payload) {
+                return self.fail_oldest(host, status);
+            }
+        }
+        let is_read = matches!(request.work, Work::Read { .. });
+        self.answer(now, host, psn, ends, is_read);
+    }
+
+    /// Takes the response to an atomic. From `do_atomic`.
+    fn handle_atomic_response<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        packet: &Packet<'_>,
+    ) {
+        let psn = packet.bth.psn();
+        if !self.acknowledge(now, host, psn) {
+            return self.imply_nak(now, host);
+        }
+        let Some(head) = self.requester.queue.front().filter(|head| head.begun) else { return };
+        let old = packet.atomicacketh.map(|AtomicAckEth { old }| old.get());
+        let atomic = matches!(head.request.work, Work::Atomic { .. });
+        let (Some(old), true) = (old, atomic) else {
+            return self.fail_oldest_with_bad_response(host);
+        };
+        match host.write_old(self.number, head.request.id, old) {
+            Ok(()) => self.answer(now, host, psn, true, false),
+            Err(status) => self.fail_oldest(host, status),
+        }
+    }
+
+    /// The response with this PSN is taken; it is the last one of the oldest request if it `ends`.
+    fn answer<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        psn: Psn,
+        ends: bool,
+        read: bool,
+    ) {
+        let requester = &mut self.requester;
+        if read {
+            let taken = psn.plus(1).since(requester.oldest);
+            requester.responses = requester.responses.saturating_sub(taken);
+        }
+        requester.oldest = psn.plus(1);
+        if ends {
+            self.complete_oldest(host);
+        }
+        self.settle(host);
+        self.progress(now);
+        self.check_drained(host);
+    }
+}

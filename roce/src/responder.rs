@@ -1,0 +1,708 @@
+//! The responder: executes the peer's requests in the order of their PSNs, and answers. `docs/TRANSPORT.md` draws its
+//! states.
+//!
+//! From the kernel's `rxe_resp.c`; each rule names the function that it was read in. Rules that differ from rxe's say
+//! so.
+
+use crate::headers::{
+    Aeth, AtomicAckEth, Bth, Deth, Feth, Ieth, ImmDt, Packet, PacketBuffer, Reth, Syndrome, XrcEth,
+};
+use crate::host::{Atomic, Event, Host, Received, Refusal, Right, Target};
+use crate::mistake::Mistake;
+use crate::opcodes::{Kind, Opcode, Operation, Position, Transport};
+use crate::psn::Psn;
+use crate::queue_pair::{Attributes, MAX_MESSAGE, QueuePair, State};
+use alloc::collections::VecDeque;
+use uverbs_uapi::mr::ib_uverbs_access_flags as Access;
+use uverbs_uapi::wc::ib_wc_status;
+
+/// A message of which the last packet has not come.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    kind: Kind,
+    /// Bytes so far.
+    length: u32,
+    /// Where a write goes.
+    target: Target,
+}
+
+/// A request that may have to be answered again: a responder resource, `struct resp_res` of rxe.
+#[derive(Clone, Copy, Debug)]
+struct Resource {
+    first: Psn,
+    psns: u32,
+    answer: Answer,
+    /// The packet of the response that is sent next, if not all were.
+    pending: Option<u32>,
+}
+
+/// How a request is answered.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// With memory, which is read when the packet is sent.
+    Read(Target),
+    /// With the value that was in memory before. This is kept: the request must not be executed again.
+    Atomic(u64),
+    /// With a response without data: a flush or an atomic write.
+    Empty,
+}
+
+/// Why a packet is not executed.
+enum Failure {
+    /// The peer is told to try again later.
+    NotReady,
+    /// The request is refused.
+    Refused(Refusal),
+    /// The receive failed with a status, and the peer gets this NAK.
+    Receive(ib_wc_status, Refusal),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        Failure::Refused(refusal)
+    }
+}
+
+const INVALID: Failure = Failure::Refused(Refusal::InvalidRequest);
+
+/// The responder of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    expected: Psn,
+    /// How many messages were executed.
+    msn: u32,
+    message: Option<Message>,
+    /// The receive of the message, or on UC of one that was given up.
+    receive: Option<u64>,
+    /// UC: whether packets are dropped until a message begins.
+    dropping: bool,
+    /// Whether the peer knows by a NAK which packet is expected: `sent_psn_nak`.
+    nak_sent: bool,
+    /// The peer's last requests of reads, atomics, flushes and atomic writes, the oldest one first.
+    resources: VecDeque<Resource>,
+    most_resources: usize,
+    /// The ACK or NAK to send when all responses are sent. Later ones take its place, so that one answers several
+    /// packets that came together.
+    reply: Option<(Psn, Syndrome)>,
+    /// Whether the device knows that the peer is there.
+    established: bool,
+    /// Why the queue pair moves to error when `reply` is sent.
+    failing: Option<Event>,
+}
+
+impl Responder {
+    pub(crate) fn new<P>(attributes: &Attributes<P>) -> Responder {
+        let most_resources = attributes.max_dest_rd_atomic.into();
+        Responder {
+            expected: attributes.receive_psn,
+            msn: 0,
+            message: None,
+            receive: None,
+            dropping: false,
+            nak_sent: false,
+            resources: VecDeque::with_capacity(most_resources),
+            most_resources,
+            reply: None,
+            established: false,
+            failing: None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.resources.capacity() * size_of::<Resource>()
+    }
+
+    /// The PSN of the next packet that is executed.
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.expected
+    }
+
+    /// Makes the response to a new request the next one. The oldest resource goes: it is the requester's duty not to
+    /// need it (`check_resource`).
+    fn keep(&mut self, first: Psn, psns: u32, answer: Answer) {
+        if self.resources.len() == self.most_resources {
+            self.resources.pop_front();
+        }
+        self.resources.push_back(Resource { first, psns, answer, pending: Some(0) });
+    }
+
+    /// Asks for an ACK. A NAK that has not been sent tells more.
+    fn acknowledge(&mut self, psn: Psn) {
+        if matches!(self.reply, None | Some((_, Syndrome::Ack))) {
+            self.reply = Some((psn, Syndrome::Ack));
+        }
+    }
+}
+
+impl<P: Clone> QueuePair<P> {
+    /// Handles a request.
+    pub(crate) fn handle_request<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        from: &P,
+        packet: &Packet<'_>,
+    ) {
+        if self.responder.failing.is_some() {
+            return;
+        }
+        if self.state == State::Rtr && !self.responder.established {
+            self.responder.established = true;
+            host.event(self.number, Event::CommunicationEstablished);
+        }
+        match self.transport {
+            Transport::Rc | Transport::Xrc => self.handle_reliable(host, from, packet),
+            Transport::Uc => self.handle_unreliable(host, from, packet),
+            Transport::Ud => {
+                let executed = self.execute(host, from, packet);
+                self.responder.message = None;
+                self.give_up(host, executed);
+            }
+        }
+    }
+
+    /// From `check_psn`.
+    fn handle_reliable<H: Host<Path = P>>(&mut self, host: &mut H, from: &P, packet: &Packet<'_>) {
+        let psn = packet.bth.psn();
+        let responder = &mut self.responder;
+        let behind = match Mistake::PsnWithoutWrap.is_planted() {
+            true => psn.get() < responder.expected.get(),
+            false => psn.is_before(responder.expected),
+        };
+        if behind {
+            let again = match packet.opcode.operation.kind() {
+                Kind::Send => Mistake::SendTwice.is_planted(),
+                Kind::Atomic => Mistake::AtomicTwice.is_planted(),
+                _ => false,
+            };
+            if again {
+                let _ = self.execute(host, from, packet);
+            }
+            return self.handle_duplicate(packet);
+        }
+        if psn != responder.expected {
+            self.counters.out_of_sequence += 1;
+            // One NAK: further packets tell nothing new until the expected one comes.
+            if !responder.nak_sent {
+                responder.nak_sent = true;
+                responder.reply = Some((responder.expected, Syndrome::SequenceError));
+            }
+            return;
+        }
+        let responder = &mut self.responder;
+        responder.nak_sent = false;
+        if matches!(responder.reply, Some((_, Syndrome::SequenceError | Syndrome::RnrNak(_)))) {
+            responder.reply = None;
+        }
+        match self.execute(host, from, packet) {
+            Ok(psns) => {
+                let responder = &mut self.responder;
+                responder.expected = psn.plus(psns);
+                if packet.opcode.operation.position().ends() {
+                    responder.msn = responder.msn.wrapping_add(1) & Psn::MASK;
+                }
+                let streams = matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write);
+                if streams && packet.bth.requests_ack() {
+                    responder.acknowledge(psn);
+                }
+            }
+            Err(Failure::NotReady) => {
+                self.counters.out_of_buffer += 1;
+                let timer = self.attributes.min_rnr_timer;
+                let responder = &mut self.responder;
+                responder.reply = Some((psn, Syndrome::RnrNak(timer)));
+                // Packets in flight behind it are early, and have to be sent again anyway.
+                responder.nak_sent = true;
+            }
+            Err(Failure::Refused(refusal)) => self.refuse(psn, refusal, Event::Refused(refusal)),
+            Err(Failure::Receive(status, refusal)) => {
+                self.fail_receive(host, status);
+                self.refuse(psn, refusal, Event::ReceiveFailed);
+            }
+        }
+    }
+
+    /// Answers with a NAK, after the responses to all earlier requests. Then the queue pair moves to error. From
+    /// `do_class_ac_error`.
+    fn refuse(&mut self, psn: Psn, refusal: Refusal, event: Event) {
+        let syndrome = match refusal {
+            Refusal::InvalidRequest => Syndrome::InvalidRequest,
+            Refusal::Access => Syndrome::AccessError,
+            Refusal::Operational => Syndrome::OperationalError,
+        };
+        self.responder.reply = Some((psn, syndrome));
+        self.responder.failing = Some(event);
+    }
+
+    fn fail_receive<H: Host<Path = P>>(&mut self, host: &mut H, status: ib_wc_status) {
+        if let Some(receive) = self.responder.receive.take() {
+            host.complete_receive(self.number, receive, Err(status));
+        }
+    }
+
+    /// Flushes the receive of a message that is not complete.
+    pub(crate) fn drop_message<H: Host<Path = P>>(&mut self, host: &mut H) {
+        self.fail_receive(host, ib_wc_status::IB_WC_WR_FLUSH_ERR);
+        self.responder.message = None;
+        self.responder.reply = None;
+        self.responder.resources.clear();
+    }
+
+    /// From `check_psn`. A packet behind the expected one is dropped, where rxe would take it if a message begins
+    /// with it: a network that doubles packets would deliver that message twice.
+    fn handle_unreliable<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        from: &P,
+        packet: &Packet<'_>,
+    ) {
+        let psn = packet.bth.psn();
+        let begins = packet.opcode.operation.position().begins();
+        let responder = &mut self.responder;
+        if psn.is_before(responder.expected) && !(Mistake::UcTwice.is_planted() && begins) {
+            self.counters.duplicates += 1;
+            return;
+        }
+        let gap = psn != responder.expected && (begins || !Mistake::UcGap.is_planted());
+        if gap {
+            self.counters.out_of_sequence += 1;
+        }
+        let responder = &mut self.responder;
+        if gap || responder.dropping || begins {
+            // The message before this one has lost its end. Its receive is for this one.
+            responder.message = None;
+        }
+        responder.expected = psn.plus(1);
+        responder.dropping = (gap || responder.dropping) && !begins;
+        if responder.dropping {
+            return;
+        }
+        let executed = self.execute(host, from, packet);
+        self.responder.dropping = executed.is_err();
+        self.give_up(host, executed);
+    }
+
+    /// Unreliable requests that fail are dropped. A receive that failed is reported, and moves the queue pair to error
+    /// unless a datagram was too long for it. From `RESPST_ERR_LENGTH` and its neighbours in `rxe_responder`.
+    fn give_up<H: Host<Path = P>>(&mut self, host: &mut H, executed: Result<u32, Failure>) {
+        match executed {
+            Ok(_) => {}
+            Err(Failure::NotReady) => {
+                self.counters.out_of_buffer += 1;
+                self.responder.message = None;
+            }
+            Err(Failure::Refused(_)) => self.responder.message = None,
+            Err(Failure::Receive(status, _)) => {
+                self.responder.message = None;
+                self.fail_receive(host, status);
+                if self.transport != Transport::Ud || status != ib_wc_status::IB_WC_LOC_LEN_ERR {
+                    self.fail(host, Event::ReceiveFailed);
+                }
+            }
+        }
+    }
+
+    /// Executes a packet with the expected PSN. Returns how many PSNs the request takes with it.
+    ///
+    /// The order of checks is that of `check_op_seq`, `check_op_valid`, `check_resource`, `rxe_resp_check_length` and
+    /// `check_rkey`; then `execute`.
+    fn execute<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        from: &P,
+        packet: &Packet<'_>,
+    ) -> Result<u32, Failure> {
+        let operation = packet.opcode.operation;
+        let (kind, position) = (operation.kind(), operation.position());
+        match &self.responder.message {
+            Some(message) if position.begins() || message.kind != kind => return Err(INVALID),
+            None if !position.begins() => return Err(INVALID),
+            _ => {}
+        }
+        self.check_access(kind, packet.feth)?;
+        let srq = packet.xrceth.map(XrcEth::srq);
+        let takes = match kind {
+            Kind::Send => position.begins(),
+            _ => operation.completes_receive(),
+        };
+        if takes && self.responder.receive.is_none() {
+            let taken = host.take_receive(self.number, srq)?;
+            self.responder.receive = Some(taken.ok_or(Failure::NotReady)?);
+        }
+        self.check_length(position, packet.payload.len())?;
+        match kind {
+            Kind::Send => self.receive_send(host, packet)?,
+            Kind::Write => self.receive_write(host, packet, srq)?,
+            Kind::Read => return self.begin_read(host, packet, srq),
+            Kind::Atomic => self.execute_atomic(host, packet, srq)?,
+            Kind::Flush => self.execute_flush(host, packet, srq)?,
+            Kind::AtomicWrite => self.execute_atomic_write(host, packet, srq)?,
+            Kind::Response => return Err(INVALID),
+        }
+        if position.ends() {
+            self.end_message(host, from, packet, srq)?;
+        }
+        Ok(1)
+    }
+
+    /// Whether the queue pair allows the operation: `check_qp_attr_access`.
+    fn check_access(&self, kind: Kind, feth: Option<&Feth>) -> Result<(), Failure> {
+        let need = match kind {
+            Kind::Send => Access::empty(),
+            Kind::Write | Kind::AtomicWrite => Access::IB_UVERBS_ACCESS_REMOTE_WRITE,
+            Kind::Read => Access::IB_UVERBS_ACCESS_REMOTE_READ,
+            Kind::Atomic => Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC,
+            Kind::Flush => match feth.map_or(0, Feth::kind) {
+                1 => Access::IB_UVERBS_ACCESS_FLUSH_GLOBAL,
+                2 => Access::IB_UVERBS_ACCESS_FLUSH_PERSISTENT,
+                3 => Access::IB_UVERBS_ACCESS_FLUSH_GLOBAL
+                    .union(Access::IB_UVERBS_ACCESS_FLUSH_PERSISTENT),
+                _ => return Err(INVALID),
+            },
+            Kind::Response => return Err(INVALID),
+        };
+        let answered = !matches!(kind, Kind::Send | Kind::Write);
+        let too_many = answered && self.responder.most_resources == 0;
+        if too_many || !self.attributes.access.contains(need) { Err(INVALID) } else { Ok(()) }
+    }
+
+    /// Whether the payload is as long as at this place of a message: `rxe_resp_check_length`.
+    fn check_length(&self, position: Position, payload: usize) -> Result<(), Failure> {
+        let mtu = self.attributes.mtu.bytes() as usize;
+        let fits = match position {
+            Position::First | Position::Middle => payload == mtu,
+            Position::Last => (1..=mtu).contains(&payload),
+            Position::Only => payload <= mtu,
+        };
+        if fits { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// From `send_data_in`.
+    fn receive_send<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+    ) -> Result<(), Failure> {
+        let target = Target { srq: None, address: 0, key: 0, length: 0 };
+        let begun =
+            self.responder.message.unwrap_or(Message { kind: Kind::Send, length: 0, target });
+        let length = begun.length + packet.payload.len() as u32;
+        if length > MAX_MESSAGE {
+            return Err(INVALID);
+        }
+        self.write_receive(host, begun.length, packet.payload)?;
+        self.responder.message = Some(Message { length, ..begun });
+        Ok(())
+    }
+
+    fn write_receive<H: Host<Path = P>>(
+        &self,
+        host: &mut H,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), Failure> {
+        let Some(receive) = self.responder.receive else { return Err(INVALID) };
+        host.write_receive(self.number, receive, offset, data).map_err(|status| {
+            let refusal = match status {
+                ib_wc_status::IB_WC_LOC_LEN_ERR => Refusal::InvalidRequest,
+                _ => Refusal::Operational,
+            };
+            Failure::Receive(status, refusal)
+        })
+    }
+
+    /// From `check_rkey` and `write_data_in`.
+    fn receive_write<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+        srq: Option<u32>,
+    ) -> Result<(), Failure> {
+        let begun = match (self.responder.message, packet.reth) {
+            (Some(message), _) => message,
+            (None, Some(reth)) => {
+                let target = target(reth, srq)?;
+                // An empty write needs no key.
+                if target.length > 0 {
+                    host.check_remote(self.number, Right::Write, target)?;
+                }
+                Message { kind: Kind::Write, length: 0, target }
+            }
+            (None, None) => return Err(INVALID),
+        };
+        let left = begun.target.length - begun.length;
+        let payload = packet.payload.len() as u32;
+        let fits = match packet.opcode.operation.position().ends() {
+            true => payload == left,
+            false => payload < left,
+        };
+        if !fits {
+            return Err(INVALID);
+        }
+        if payload > 0 {
+            let part = begun.target.part(begun.length, packet.payload.len());
+            host.write_remote(self.number, part, packet.payload)?;
+        }
+        self.responder.message = Some(Message { length: begun.length + payload, ..begun });
+        Ok(())
+    }
+
+    /// From `check_rkey` and `rxe_prepare_res`. The memory is read when the response is sent.
+    fn begin_read<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+        srq: Option<u32>,
+    ) -> Result<u32, Failure> {
+        let target = target(packet.reth.ok_or(INVALID)?, srq)?;
+        if !packet.payload.is_empty() {
+            return Err(INVALID);
+        }
+        if target.length > 0 {
+            host.check_remote(self.number, Right::Read, target)?;
+        }
+        let psns = self.attributes.mtu.packets(target.length);
+        self.responder.keep(packet.bth.psn(), psns, Answer::Read(target));
+        Ok(psns)
+    }
+
+    /// From `atomic_reply`.
+    fn execute_atomic<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+        srq: Option<u32>,
+    ) -> Result<(), Failure> {
+        let (target, change) = atomic(packet, srq)?;
+        let aligned = target.address % u64::from(target.length) == 0;
+        if !aligned || !packet.payload.is_empty() {
+            return Err(INVALID);
+        }
+        host.check_remote(self.number, Right::Atomic, target)?;
+        let old = host.atomic(self.number, target, change)?;
+        self.responder.keep(packet.bth.psn(), 1, Answer::Atomic(old));
+        Ok(())
+    }
+
+    /// From `process_flush`.
+    fn execute_flush<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+        srq: Option<u32>,
+    ) -> Result<(), Failure> {
+        let header = packet.feth.ok_or(INVALID)?;
+        let target = target(packet.reth.ok_or(INVALID)?, srq)?;
+        let (kind, level) = (header.kind(), header.level());
+        if level > 1 || !packet.payload.is_empty() {
+            return Err(INVALID);
+        }
+        host.check_remote(self.number, Right::Flush(kind, level), target)?;
+        host.flush(self.number, target, kind, level)?;
+        self.responder.keep(packet.bth.psn(), 1, Answer::Empty);
+        Ok(())
+    }
+
+    /// From `atomic_write_reply`.
+    fn execute_atomic_write<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+        srq: Option<u32>,
+    ) -> Result<(), Failure> {
+        let target = target(packet.reth.ok_or(INVALID)?, srq)?;
+        let data: [u8; 8] = packet.payload.try_into().map_err(|_| INVALID)?;
+        if target.length != 8 || target.address % 8 != 0 {
+            return Err(INVALID);
+        }
+        host.check_remote(self.number, Right::Write, target)?;
+        host.atomic_write(self.number, target, data)?;
+        self.responder.keep(packet.bth.psn(), 1, Answer::Empty);
+        Ok(())
+    }
+
+    /// Completes the receive of a message, if it has one. From `do_complete`.
+    fn end_message<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        from: &P,
+        packet: &Packet<'_>,
+        srq: Option<u32>,
+    ) -> Result<(), Failure> {
+        let message = self.responder.message.take();
+        let (Some(message), true) = (message, packet.opcode.operation.completes_receive()) else {
+            return Ok(());
+        };
+        let invalidated = packet.ieth.map(|Ieth { key }| key.get());
+        if let Some(key) = invalidated {
+            host.invalidate(self.number, srq, key)
+                .map_err(|refusal| Failure::Receive(ib_wc_status::IB_WC_LOC_ACCESS_ERR, refusal))?;
+        }
+        let Some(receive) = self.responder.receive.take() else { return Ok(()) };
+        let received = Received {
+            length: message.length,
+            write: message.kind == Kind::Write,
+            immediate: packet.immdt.map(|ImmDt { data }| data.get()),
+            invalidated,
+            solicited: packet.bth.is_solicited(),
+            source: packet.deth.map_or(self.attributes.destination, Deth::source),
+            pkey: packet.bth.pkey.get(),
+            from,
+        };
+        host.complete_receive(self.number, receive, Ok(received));
+        Ok(())
+    }
+
+    /// Answers a request again. From `duplicate_request`.
+    fn handle_duplicate(&mut self, packet: &Packet<'_>) {
+        self.counters.duplicates += 1;
+        let psn = packet.bth.psn();
+        let mtu = self.attributes.mtu.bytes();
+        let responder = &mut self.responder;
+        if matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write) {
+            return responder.acknowledge(responder.expected.before());
+        }
+        let found =
+            responder.resources.iter_mut().find(|kept| psn.is_within(kept.first, kept.psns));
+        let Some(kept) = found else { return };
+        let at = psn.since(kept.first);
+        match (kept.answer, packet.opcode.operation, packet.reth) {
+            (Answer::Read(target), Operation::ReadRequest, Some(reth)) => {
+                let offset = at * mtu;
+                let rest =
+                    target.part(offset, (target.length - offset.min(target.length)) as usize);
+                let same = rest.address == reth.address.get()
+                    && rest.key == reth.key.get()
+                    && rest.length == reth.length.get();
+                if !same {
+                    return;
+                }
+            }
+            (Answer::Atomic(_), operation, _) if operation.kind() == Kind::Atomic => {}
+            (Answer::Empty, Operation::Flush | Operation::AtomicWrite, _) => {}
+            _ => return,
+        }
+        kept.pending = Some(at);
+    }
+
+    /// Sends the next packet of a response, or an ACK or NAK. Returns whether there was one.
+    ///
+    /// Responses go in the order of their requests: the peer takes a later one for a sign that the earlier one is lost.
+    pub(crate) fn send_response<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        buffer: &mut PacketBuffer,
+    ) -> bool {
+        let responder = &mut self.responder;
+        let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
+        let Some((at, kept)) = pending else { return self.send_reply(host, buffer) };
+        kept.pending = Some(at + 1).filter(|next| *next < kept.psns);
+        let kept = *kept;
+        let psn = kept.first.plus(at);
+        // It acknowledges everything before it.
+        if responder
+            .reply
+            .is_some_and(|(to, syndrome)| syndrome == Syndrome::Ack && to.is_before(psn))
+        {
+            responder.reply = None;
+        }
+        if let Err(refusal) = self.send_answer(host, buffer, kept, at) {
+            self.responder.resources.clear();
+            self.refuse(psn, refusal, Event::Refused(refusal));
+        }
+        true
+    }
+
+    /// From `read_reply`, `send_atomic_ack` and `send_read_response_ack`.
+    fn send_answer<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        buffer: &mut PacketBuffer,
+        kept: Resource,
+        at: u32,
+    ) -> Result<(), Refusal> {
+        let position = Position::of(at == 0, at + 1 == kept.psns);
+        let operation = match (kept.answer, position) {
+            (Answer::Atomic(_), _) => Operation::AtomicAcknowledge,
+            (Answer::Empty, _) | (_, Position::Only) => Operation::ReadResponseOnly,
+            (_, Position::First) => Operation::ReadResponseFirst,
+            (_, Position::Middle) => Operation::ReadResponseMiddle,
+            (_, Position::Last) => Operation::ReadResponseLast,
+        };
+        self.begin_response(buffer, operation, kept.first.plus(at));
+        if operation != Operation::ReadResponseMiddle {
+            buffer.header(&Aeth::new(Syndrome::Ack, self.responder.msn));
+        }
+        match kept.answer {
+            Answer::Read(target) => {
+                let mtu = self.attributes.mtu.bytes();
+                let offset =
+                    if Mistake::ReadFromBegin.is_planted() && at > 0 { 0 } else { at * mtu };
+                let bytes = (target.length - (at * mtu).min(target.length)).min(mtu) as usize;
+                if bytes > 0 {
+                    host.read_remote(
+                        self.number,
+                        target.part(offset, bytes),
+                        buffer.payload(bytes),
+                    )?;
+                }
+            }
+            Answer::Atomic(old) => buffer.header(&AtomicAckEth { old: old.into() }),
+            Answer::Empty => {}
+        }
+        host.send(self.number, &self.attributes.path, buffer.finish());
+        Ok(())
+    }
+
+    fn send_reply<H: Host<Path = P>>(&mut self, host: &mut H, buffer: &mut PacketBuffer) -> bool {
+        let Some((psn, syndrome)) = self.responder.reply.take() else { return false };
+        self.begin_response(buffer, Operation::Acknowledge, psn);
+        buffer.header(&Aeth::new(syndrome, self.responder.msn));
+        host.send(self.number, &self.attributes.path, buffer.finish());
+        if let Some(event) = self.responder.failing.take() {
+            self.fail(host, event);
+        }
+        true
+    }
+
+    fn begin_response(&self, buffer: &mut PacketBuffer, operation: Operation, psn: Psn) {
+        let opcode = Opcode { transport: self.transport, operation };
+        let Attributes { pkey, destination, .. } = self.attributes;
+        buffer.begin(&Bth::new(opcode, pkey, destination, psn));
+    }
+}
+
+/// The memory that an atomic names, and the change.
+fn atomic(packet: &Packet<'_>, srq: Option<u32>) -> Result<(Target, Atomic), Failure> {
+    if let Some(header) = packet.atomiceth {
+        let (swap_or_add, compare) = (header.swap_or_add.get(), header.compare.get());
+        let change = match packet.opcode.operation {
+            Operation::CompareSwap => Atomic::CompareSwap { compare, swap: swap_or_add },
+            _ => Atomic::FetchAdd { add: swap_or_add },
+        };
+        let (address, key) = (header.address.get(), header.key.get());
+        return Ok((Target { srq, address, key, length: 8 }, change));
+    }
+    let header = packet.maskedeth.ok_or(INVALID)?;
+    let (swap_or_add, swap_mask) = (header.swap_or_add.get(), header.swap_mask.get());
+    let change = match packet.opcode.operation {
+        Operation::MaskedCompareSwap => Atomic::MaskedCompareSwap {
+            compare: header.compare.get(),
+            compare_mask: header.compare_mask.get(),
+            swap: swap_or_add,
+            swap_mask,
+        },
+        _ => Atomic::MaskedFetchAdd { add: swap_or_add, boundary: swap_mask },
+    };
+    let (address, key, length) = (header.address.get(), header.key.get(), header.length.get());
+    if !matches!(length, 4 | 8) {
+        return Err(INVALID);
+    }
+    Ok((Target { srq, address, key, length }, change))
+}
+
+/// The memory that a RETH names.
+fn target(reth: &Reth, srq: Option<u32>) -> Result<Target, Failure> {
+    let (address, key, length) = (reth.address.get(), reth.key.get(), reth.length.get());
+    if length > MAX_MESSAGE { Err(INVALID) } else { Ok(Target { srq, address, key, length }) }
+}

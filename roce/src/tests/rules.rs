@@ -1,0 +1,535 @@
+//! One rule at a time, on a network that does what the test says.
+
+use super::device::{Device, KEY};
+use super::network::{Faults, Network, QPNS, attributes};
+use crate::headers::{Aeth, Packet, Syndrome};
+use crate::opcodes::{Operation, Transport};
+use crate::timers::{ack_timeout, rnr_timer};
+use crate::{
+    Atomic, Attributes, Counters, Datagram, Dropped, Endpoint, Event, MAX_MESSAGE, Mtu, NotPosted,
+    Psn, Refusal, Request, State, Work,
+};
+use std::vec;
+use std::vec::Vec;
+use uverbs_uapi::mr::ib_uverbs_access_flags;
+use uverbs_uapi::wc::ib_wc_status as Status;
+
+const SEND: Work = Work::Send { immediate: None };
+const WRITE: Work = Work::Write { address: 0, key: KEY, immediate: None };
+const READ: Work = Work::Read { address: 0, key: KEY };
+const LOST: Faults = Faults { lost: 1000, ..Faults::NONE };
+
+/// A network without faults between two sides with 4 KiB of memory each.
+fn network(transport: Transport, change: impl Fn(usize, &mut Attributes<u8>)) -> Network {
+    let attributes = [0, 1].map(|side| {
+        let mut attributes = attributes(side);
+        change(side, &mut attributes);
+        attributes
+    });
+    let mut network = Network::new(1, transport, attributes, 300);
+    network.keeps_trace = true;
+    network.devices.iter_mut().for_each(|device| device.memory = vec![0; 4096]);
+    network
+}
+
+fn rc() -> Network {
+    network(Transport::Rc, |_, _| {})
+}
+
+fn request(id: u64, work: Work, length: u32) -> Request<u8> {
+    Request { id, work, length, fence: false, solicited: false, srq: 9, datagram: None }
+}
+
+fn post(network: &mut Network, id: u64, work: Work, length: u32) {
+    network.devices[0].local.insert(id, vec![id as u8 + 1; length.min(4096) as usize]);
+    network.endpoints[0].post(QPNS[0], request(id, work, length)).unwrap();
+}
+
+fn statuses(network: &mut Network) -> Vec<Status> {
+    let done = network.devices[0].completions.drain(..).enumerate();
+    done.map(|(at, (id, status))| {
+        assert_eq!(id, at as u64);
+        status
+    })
+    .collect()
+}
+
+fn counters(network: &Network, side: usize) -> Counters {
+    network.endpoints[side].counters(QPNS[side]).unwrap()
+}
+
+fn state(network: &Network, side: usize) -> State {
+    network.endpoints[side].state(QPNS[side]).unwrap()
+}
+
+/// The operations that a side has sent.
+fn operations(network: &Network, side: usize) -> Vec<Operation> {
+    let sent = network.trace.iter().filter(|(from, _)| *from == side);
+    sent.map(|(_, packet)| Packet::parse(packet).unwrap().opcode.operation).collect()
+}
+
+/// The syndromes that a side has sent.
+fn syndromes(network: &Network, side: usize) -> Vec<Syndrome> {
+    let sent = network.trace.iter().filter(|(from, _)| *from == side);
+    sent.filter_map(|(_, packet)| Packet::parse(packet).unwrap().aeth?.syndrome()).collect()
+}
+
+/// Takes the packets that a side has to send, and gives them to nobody.
+fn packets(network: &mut Network, side: usize) -> Vec<Vec<u8>> {
+    let (endpoint, device) = (&mut network.endpoints[side], &mut network.devices[side]);
+    assert!(!endpoint.run(network.now, device, usize::MAX).more);
+    std::mem::take(&mut device.sent).into_iter().map(|(_, packet)| packet).collect()
+}
+
+fn give(network: &mut Network, side: usize, packet: &[u8]) {
+    let (endpoint, device) = (&mut network.endpoints[side], &mut network.devices[side]);
+    endpoint.packet(network.now, device, &(1 - side as u8), packet).unwrap();
+}
+
+#[test]
+fn a_request_without_a_response_fails_after_the_negotiated_retries_and_timeouts() {
+    for retry_count in [0, 1, 7] {
+        let mut network =
+            network(Transport::Rc, |_, attributes| attributes.retry_count = retry_count);
+        network.faults = LOST;
+        post(&mut network, 0, WRITE, 8);
+        post(&mut network, 1, SEND, 300);
+        network.run(0).unwrap();
+        network.finish();
+        assert_eq!(
+            statuses(&mut network),
+            [Status::IB_WC_RETRY_EXC_ERR, Status::IB_WC_WR_FLUSH_ERR]
+        );
+        let sendings = u64::from(retry_count) + 1;
+        assert_eq!(network.now, ack_timeout(5).unwrap() * sendings);
+        assert_eq!(u64::from(network.sendings[0][&100].0), sendings);
+        assert_eq!(counters(&network, 0).timeouts, u32::from(retry_count) + 1);
+        assert_eq!(state(&network, 0), State::Error);
+        assert_eq!(network.devices[0].events, [Event::SendFailed]);
+    }
+}
+
+#[test]
+fn a_timeout_of_zero_waits_for_ever() {
+    let mut network = network(Transport::Rc, |_, attributes| attributes.timeout = 0);
+    network.faults = LOST;
+    post(&mut network, 0, WRITE, 8);
+    network.run(0).unwrap();
+    network.finish();
+    assert_eq!(network.endpoints[0].deadline(), None);
+    assert_eq!(network.endpoints[0].pending(QPNS[0]), 1);
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_asked_again_as_often_as_negotiated() {
+    for rnr_retry in [0, 3] {
+        let mut network = network(Transport::Rc, |_, attributes| {
+            attributes.rnr_retry = rnr_retry;
+            attributes.min_rnr_timer = 12;
+        });
+        post(&mut network, 0, SEND, 8);
+        network.run(0).unwrap();
+        network.finish();
+        assert_eq!(statuses(&mut network), [Status::IB_WC_RNR_RETRY_EXC_ERR]);
+        let naks = usize::from(rnr_retry) + 1;
+        assert_eq!(syndromes(&network, 1), vec![Syndrome::RnrNak(12); naks]);
+        assert!(network.now > rnr_timer(12) * u64::from(rnr_retry));
+        assert_eq!(counters(&network, 1).out_of_buffer, naks as u32);
+    }
+}
+
+#[test]
+fn seven_rnr_retries_are_for_ever_and_seven_others_are_not() {
+    let mut network = rc();
+    post(&mut network, 0, SEND, 8);
+    network.post_receives(1, 5_000_000, 1);
+    network.run(0).unwrap();
+    network.finish();
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
+    assert!(counters(&network, 0).rnr_naks > 100);
+    assert_eq!(counters(&network, 0).timeouts, 0);
+}
+
+#[test]
+fn a_nak_completes_what_is_before_it_fails_its_request_and_flushes_the_rest() {
+    let wrong = Work::Write { address: 0, key: KEY + 1, immediate: None };
+    let odd = Work::Atomic { address: 4, key: KEY, change: Atomic::FetchAdd { add: 1 } };
+    let invalid = Work::SendInvalidate { key: 0 };
+    for (work, length, status, event) in [
+        (wrong, 8, Status::IB_WC_REM_ACCESS_ERR, Event::Refused(Refusal::Access)),
+        (
+            Work::Read { address: 4090, key: KEY },
+            8,
+            Status::IB_WC_REM_ACCESS_ERR,
+            Event::Refused(Refusal::Access),
+        ),
+        (odd, 8, Status::IB_WC_REM_INV_REQ_ERR, Event::Refused(Refusal::InvalidRequest)),
+        (SEND, 9000, Status::IB_WC_REM_INV_REQ_ERR, Event::ReceiveFailed),
+        (invalid, 8, Status::IB_WC_REM_ACCESS_ERR, Event::ReceiveFailed),
+    ] {
+        let mut network = rc();
+        network.devices[1].post_receive();
+        network.devices[0].local.insert(2, vec![1; 9000]);
+        post(&mut network, 0, READ, 600);
+        post(&mut network, 1, WRITE, 8);
+        network.endpoints[0].post(QPNS[0], request(2, work, length)).unwrap();
+        post(&mut network, 3, WRITE, 8);
+        network.devices[0].local.insert(2, vec![1; 9000]);
+        network.run(0).unwrap();
+        network.finish();
+        assert_eq!(
+            statuses(&mut network),
+            [Status::IB_WC_SUCCESS, Status::IB_WC_SUCCESS, status, Status::IB_WC_WR_FLUSH_ERR]
+        );
+        assert_eq!(network.devices[1].events, [event]);
+        assert_eq!([state(&network, 0), state(&network, 1)], [State::Error; 2]);
+    }
+}
+
+#[test]
+fn the_queue_pair_allows_what_its_access_flags_say() {
+    use ib_uverbs_access_flags as Access;
+    let flush = |kind| Work::Flush { address: 0, key: KEY, kind, level: 1 };
+    for (work, need) in [
+        (WRITE, Access::IB_UVERBS_ACCESS_REMOTE_WRITE),
+        (Work::AtomicWrite { address: 0, key: KEY }, Access::IB_UVERBS_ACCESS_REMOTE_WRITE),
+        (READ, Access::IB_UVERBS_ACCESS_REMOTE_READ),
+        (
+            Work::Atomic { address: 0, key: KEY, change: Atomic::FetchAdd { add: 1 } },
+            Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC,
+        ),
+        (flush(1), Access::IB_UVERBS_ACCESS_FLUSH_GLOBAL),
+        (flush(2), Access::IB_UVERBS_ACCESS_FLUSH_PERSISTENT),
+    ] {
+        for (access, status) in
+            [(need, Status::IB_WC_SUCCESS), (Access::all() - need, Status::IB_WC_REM_INV_REQ_ERR)]
+        {
+            let mut network = network(Transport::Rc, |_, attributes| attributes.access = access);
+            post(&mut network, 0, work, 8);
+            network.run(0).unwrap();
+            network.finish();
+            assert_eq!(statuses(&mut network), [status], "{work:?} with {access:?}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_packet_is_named_by_one_nak_and_what_follows_is_sent_again() {
+    let mut network = rc();
+    post(&mut network, 0, WRITE, 5 * 256);
+    let sent = packets(&mut network, 0);
+    assert_eq!(sent.len(), 5);
+    // The second one is lost.
+    for at in [0, 2, 3, 4] {
+        give(&mut network, 1, &sent[at]);
+    }
+    let naks = packets(&mut network, 1);
+    assert_eq!(naks.len(), 1);
+    let nak = Packet::parse(&naks[0]).unwrap();
+    assert_eq!(nak.aeth.unwrap().syndrome(), Some(Syndrome::SequenceError));
+    assert_eq!(nak.bth.psn(), Packet::parse(&sent[1]).unwrap().bth.psn());
+    // A second NAK tells nothing new.
+    give(&mut network, 0, &naks[0]);
+    give(&mut network, 0, &naks[0]);
+    assert_eq!(packets(&mut network, 0), sent[1..]);
+    assert_eq!(counters(&network, 0).sequence_naks, 2);
+}
+
+#[test]
+fn packets_that_come_together_get_one_ack() {
+    let mut network = rc();
+    (0..4).for_each(|id| post(&mut network, id, WRITE, 8));
+    for packet in packets(&mut network, 0) {
+        assert!(Packet::parse(&packet).unwrap().bth.requests_ack());
+        give(&mut network, 1, &packet);
+    }
+    let acks = packets(&mut network, 1);
+    let [ack] = &acks[..] else { panic!("{} ACKs", acks.len()) };
+    let ack = *Packet::parse(ack).unwrap().aeth.unwrap();
+    assert_eq!(ack, Aeth::new(Syndrome::Ack, 4));
+    give(&mut network, 0, &acks[0]);
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS; 4]);
+    assert_eq!(network.endpoints[0].deadline(), None);
+}
+
+#[test]
+fn a_message_that_is_longer_than_the_window_asks_for_acks_in_its_middle() {
+    let mut network = rc();
+    network.devices[0].memory = vec![0; 1 << 16];
+    network.devices[1].memory = vec![0; 1 << 16];
+    network.devices[0].local.insert(0, vec![3; 1 << 16]);
+    network.endpoints[0].post(QPNS[0], request(0, WRITE, 1 << 16)).unwrap();
+    let sent = packets(&mut network, 0);
+    assert_eq!(sent.len(), 128);
+    let asks: Vec<usize> =
+        (0..128).filter(|at| Packet::parse(&sent[*at]).unwrap().bth.requests_ack()).collect();
+    assert_eq!(asks, [63, 127]);
+    sent.iter().for_each(|packet| give(&mut network, 1, packet));
+    let acks = packets(&mut network, 1);
+    give(&mut network, 0, &acks[0]);
+    assert_eq!(packets(&mut network, 0).len(), 128);
+}
+
+#[test]
+fn no_more_reads_wait_for_responses_than_negotiated() {
+    let mut network = network(Transport::Rc, |_, attributes| attributes.max_rd_atomic = 2);
+    (0..3).for_each(|id| post(&mut network, id, READ, 1000));
+    post(&mut network, 3, WRITE, 8);
+    network.run(0).unwrap();
+    assert_eq!(operations(&network, 0), [Operation::ReadRequest; 2]);
+    network.finish();
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS; 4]);
+    // A read of 1000 bytes takes four PSNs.
+    assert!(network.sendings[0].keys().copied().eq(100..=112));
+}
+
+#[test]
+fn a_response_that_is_missing_is_asked_for_again_and_no_other() {
+    let mut network = rc();
+    post(&mut network, 0, READ, 1000);
+    let read = packets(&mut network, 0);
+    give(&mut network, 1, &read[0]);
+    let responses = packets(&mut network, 1);
+    assert_eq!(responses.len(), 4);
+    give(&mut network, 0, &responses[0]);
+    give(&mut network, 0, &responses[2]);
+    let again = packets(&mut network, 0);
+    let reth = Packet::parse(&again[0]).unwrap().reth.unwrap();
+    assert_eq!((reth.address.get(), reth.length.get()), (256, 744));
+    give(&mut network, 1, &again[0]);
+    let rest = packets(&mut network, 1);
+    assert_eq!(rest.len(), 3);
+    rest.iter().for_each(|packet| give(&mut network, 0, packet));
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
+    assert_eq!(counters(&network, 0).implied_naks, 1);
+}
+
+#[test]
+fn a_duplicate_that_is_not_the_request_that_was_kept_is_dropped() {
+    let mut network = rc();
+    post(&mut network, 0, READ, 1000);
+    let mut read = packets(&mut network, 0).remove(0);
+    give(&mut network, 1, &read);
+    assert_eq!(packets(&mut network, 1).len(), 4);
+    // The lowest byte of the address.
+    read[19] += 1;
+    give(&mut network, 1, &read);
+    assert!(packets(&mut network, 1).is_empty());
+    assert_eq!(counters(&network, 1).duplicates, 1);
+}
+
+#[test]
+fn a_queue_pair_that_drains_ends_what_has_begun_and_begins_nothing() {
+    let mut network = rc();
+    post(&mut network, 0, READ, 8);
+    network.run(0).unwrap();
+    network.endpoints[0].move_to(&mut network.devices[0], QPNS[0], State::Sqd);
+    post(&mut network, 1, WRITE, 8);
+    network.run(0).unwrap();
+    assert_eq!(network.devices[0].events, []);
+    network.finish();
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
+    assert_eq!(network.devices[0].events, [Event::SendQueueDrained]);
+    network.endpoints[0].move_to(&mut network.devices[0], QPNS[0], State::Rts);
+    network.run(0).unwrap();
+    network.finish();
+    assert_eq!(network.devices[0].completions, [(1, Status::IB_WC_SUCCESS)]);
+}
+
+#[test]
+fn an_unreliable_queue_pair_that_cannot_send_goes_on_to_receive() {
+    let mut network = network(Transport::Uc, |_, _| {});
+    network.devices.iter_mut().for_each(Device::post_receive);
+    network.endpoints[0].post(QPNS[0], request(0, SEND, 8)).unwrap();
+    post(&mut network, 1, SEND, 8);
+    network.run(0).unwrap();
+    assert_eq!(statuses(&mut network), [Status::IB_WC_LOC_PROT_ERR, Status::IB_WC_WR_FLUSH_ERR]);
+    assert_eq!(state(&network, 0), State::Sqe);
+    let refused = network.endpoints[0].post(QPNS[0], request(2, SEND, 8));
+    assert_eq!(refused, Err(NotPosted::State(State::Sqe)));
+    network.devices[1].local.insert(0, vec![1; 8]);
+    network.endpoints[1].post(QPNS[1], request(0, SEND, 8)).unwrap();
+    network.run(1).unwrap();
+    network.finish();
+    assert_eq!(network.devices[0].received.len(), 1);
+    network.endpoints[0].move_to(&mut network.devices[0], QPNS[0], State::Rts);
+    post(&mut network, 0, SEND, 8);
+    network.run(0).unwrap();
+    network.finish();
+    assert_eq!(network.devices[1].received.len(), 1);
+}
+
+#[test]
+fn a_request_that_cannot_be_sent_fails_when_those_before_it_are_complete() {
+    let local = |work, length| {
+        let mut network = rc();
+        post(&mut network, 0, READ, 8);
+        network.endpoints[0].post(QPNS[0], request(1, work, length)).unwrap();
+        network.run(0).unwrap();
+        assert!(network.devices[0].completions.is_empty());
+        network.finish();
+        statuses(&mut network)
+    };
+    // Its memory cannot be read; it is too long; an atomic has four bytes or eight.
+    assert_eq!(local(WRITE, 8), [Status::IB_WC_SUCCESS, Status::IB_WC_LOC_PROT_ERR]);
+    assert_eq!(local(WRITE, MAX_MESSAGE + 1), [Status::IB_WC_SUCCESS, Status::IB_WC_LOC_LEN_ERR]);
+    let add = Work::Atomic { address: 0, key: KEY, change: Atomic::FetchAdd { add: 1 } };
+    assert_eq!(local(add, 5), [Status::IB_WC_SUCCESS, Status::IB_WC_LOC_LEN_ERR]);
+}
+
+#[test]
+fn transports_refuse_what_they_do_not_have() {
+    for (transport, work, datagram) in [
+        (Transport::Uc, READ, false),
+        (Transport::Uc, Work::SendInvalidate { key: 1 }, false),
+        (Transport::Ud, WRITE, true),
+        (Transport::Ud, SEND, false),
+        (Transport::Rc, SEND, true),
+    ] {
+        let mut network = network(transport, |_, _| {});
+        let datagram = datagram.then_some(Datagram { path: 1, destination: QPNS[1], qkey: 5 });
+        let request = Request { datagram, ..request(0, work, 8) };
+        network.endpoints[0].post(QPNS[0], request).unwrap();
+        network.run(0).unwrap();
+        assert_eq!(
+            statuses(&mut network),
+            [Status::IB_WC_LOC_QP_OP_ERR],
+            "{work:?} over {transport:?}"
+        );
+    }
+}
+
+#[test]
+fn atomics_with_masks_or_of_four_bytes_have_opcodes_of_their_own() {
+    let masked = Atomic::MaskedCompareSwap {
+        compare: 0xa0,
+        compare_mask: 0xf0,
+        swap: 0x0b,
+        swap_mask: 0x0f,
+    };
+    let fields = Atomic::MaskedFetchAdd { add: 0x0101, boundary: 0x80 };
+    let swap = Atomic::CompareSwap { compare: 0x1aa, swap: 7 };
+    let (private, common) = (Operation::MaskedCompareSwap, Operation::CompareSwap);
+    for (change, length, before, after, operation) in [
+        (masked, 8, 0x1aa, 0x1ab, private),
+        (masked, 4, 0x2bb, 0x2bb, private),
+        (fields, 4, 0x01ff, 0x0200, Operation::MaskedFetchAdd),
+        (swap, 4, 0x1aa, 7, private),
+        (swap, 8, 0x1aa, 7, common),
+    ] {
+        let mut network = rc();
+        let bytes = u64::to_be_bytes(before);
+        network.devices[1].memory[..length as usize].copy_from_slice(&bytes[8 - length as usize..]);
+        post(&mut network, 0, Work::Atomic { address: 0, key: KEY, change }, length);
+        network.run(0).unwrap();
+        network.finish();
+        assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
+        assert_eq!(operations(&network, 0), [operation]);
+        assert_eq!(network.devices[0].olds[&0], before);
+        let memory = &network.devices[1].memory[..length as usize];
+        assert_eq!(memory, &u64::to_be_bytes(after)[8 - length as usize..], "{change:x?}");
+    }
+}
+
+#[test]
+fn only_the_last_packet_of_a_message_is_solicited() {
+    let mut network = rc();
+    network.devices[1].post_receive();
+    network.devices[0].local.insert(0, vec![1; 600]);
+    let request = Request { solicited: true, ..request(0, SEND, 600) };
+    network.endpoints[0].post(QPNS[0], request).unwrap();
+    let sent = packets(&mut network, 0);
+    let solicited: Vec<bool> =
+        sent.iter().map(|packet| Packet::parse(packet).unwrap().bth.is_solicited()).collect();
+    assert_eq!(solicited, [false, false, true]);
+    sent.iter().for_each(|packet| give(&mut network, 1, packet));
+    assert!(network.devices[1].received[0].solicited);
+}
+
+#[test]
+fn a_queue_pair_that_may_only_receive_tells_that_the_peer_is_there() {
+    let mut network = rc();
+    let mut attributes = attributes(1);
+    attributes.destination = QPNS[0];
+    network.endpoints[1].create(QPNS[1], Transport::Rc, 4, attributes);
+    network.devices[1].memory = vec![0; 4096];
+    let bytes = {
+        post(&mut network, 0, WRITE, 8);
+        packets(&mut network, 0).remove(0)
+    };
+    let (endpoint, device) = (&mut network.endpoints[1], &mut network.devices[1]);
+    assert_eq!(endpoint.packet(0, device, &0, &bytes), Err(Dropped::State(State::Init)));
+    endpoint.move_to(device, QPNS[1], State::Rtr);
+    assert_eq!(endpoint.post(QPNS[1], request(0, WRITE, 8)), Err(NotPosted::State(State::Rtr)));
+    for _ in 0..2 {
+        endpoint.packet(0, device, &0, &bytes).unwrap();
+    }
+    assert_eq!(device.events, [Event::CommunicationEstablished]);
+}
+
+#[test]
+fn a_response_that_nobody_may_send_fails_the_request() {
+    for byte in [0x40, 0x65, 0x7f] {
+        let mut network = rc();
+        post(&mut network, 0, WRITE, 8);
+        let write = packets(&mut network, 0);
+        give(&mut network, 1, &write[0]);
+        let mut ack = packets(&mut network, 1).remove(0);
+        ack[12] = byte;
+        give(&mut network, 0, &ack);
+        assert_eq!(statuses(&mut network), [Status::IB_WC_BAD_RESP_ERR]);
+    }
+}
+
+#[test]
+fn error_flushes_requests_and_a_receive_that_is_half_written() {
+    let mut network = rc();
+    network.devices[1].post_receive();
+    post(&mut network, 0, SEND, 600);
+    let sent = packets(&mut network, 0);
+    give(&mut network, 1, &sent[0]);
+    network.endpoints[1].move_to(&mut network.devices[1], QPNS[1], State::Error);
+    assert_eq!(network.devices[1].failed_receives, [Status::IB_WC_WR_FLUSH_ERR]);
+    network.endpoints[0].move_to(&mut network.devices[0], QPNS[0], State::Error);
+    assert_eq!(statuses(&mut network), [Status::IB_WC_WR_FLUSH_ERR]);
+    assert_eq!(network.endpoints[0].deadline(), None);
+}
+
+#[test]
+fn what_is_changed_later_holds_for_the_next_packet_and_the_mtu_stays() {
+    let mut network = rc();
+    post(&mut network, 0, WRITE, 600);
+    let sent = packets(&mut network, 0);
+    network.endpoints[0].modify(QPNS[0], |attributes| {
+        (attributes.mtu, attributes.pkey, attributes.timeout) = (Mtu::Mtu4096, 0x8001, 1);
+    });
+    assert!(network.endpoints[0].psns(QPNS[0]) == Some((Psn::new(103), Psn::new(100))));
+    give(&mut network, 1, &sent[1]);
+    let nak = packets(&mut network, 1).remove(0);
+    give(&mut network, 0, &nak);
+    let again = packets(&mut network, 0);
+    assert_eq!(again.len(), 3);
+    assert!(again.iter().all(|packet| Packet::parse(packet).unwrap().bth.pkey.get() == 0x8001));
+    assert_eq!(network.endpoints[0].deadline(), ack_timeout(1));
+}
+
+#[test]
+fn queue_pairs_take_turns_within_a_budget() {
+    let mut endpoint = Endpoint::new();
+    let mut device = Device::default();
+    for number in [1, 2] {
+        endpoint.create(number, Transport::Uc, 100, attributes(0));
+        for state in [State::Rtr, State::Rts] {
+            endpoint.move_to(&mut device, number, state);
+        }
+        (0..100).for_each(|id| endpoint.post(number, request(id, SEND, 0)).unwrap());
+    }
+    assert_eq!(endpoint.post(1, request(0, SEND, 0)), Err(NotPosted::Full));
+    let progress = endpoint.run(0, &mut device, 70);
+    assert_eq!((progress.done, progress.more), (70, true));
+    assert_eq!([endpoint.pending(1), endpoint.pending(2)], [62, 68]);
+    while endpoint.run(0, &mut device, 7).more {}
+    assert_eq!([endpoint.room(1), endpoint.room(2)], [100, 100]);
+    endpoint.destroy(1);
+    assert_eq!(endpoint.post(1, request(0, SEND, 0)), Err(NotPosted::NoQueuePair));
+}
