@@ -180,13 +180,3 @@ impl Device {
         }
     }
 }
-
-/// Nanoseconds of an RNR timer code.
-pub(crate) fn rnr_timer(code: u8) -> u64 {
-    // In units of 10 microseconds.
-    const UNITS: [u64; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
-        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-    ];
-    UNITS[usize::from(code & 31)] * 10_000
-}

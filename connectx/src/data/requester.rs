@@ -3,10 +3,12 @@
 //! Pairs with the responder. A queue pair has one message in flight, and gets its response at once
 //! or never. So a fence never has to wait.
 
+use uverbs_roce::Psn;
+use uverbs_roce::timers::{ack_timeout, rnr_timer};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 
-use super::message::{Action, Datagram, Message, Request, Response, rnr_timer};
+use super::message::{Action, Datagram, Message, Request, Response};
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::syndrome::{CqeError, Syndrome};
@@ -24,7 +26,6 @@ use crate::scratch::Scratch;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
-const PSN_MASK: u32 = 0xff_ffff;
 /// `rnr_retry` value that never runs out.
 const FOREVER: u8 = 7;
 
@@ -544,10 +545,7 @@ impl Device {
         let control = &wqe.control;
         let service = qp.service;
         let path = qp.context.sub(qpc::primary_address_path);
-        let timeout = match path.get(ads::ack_timeout) {
-            0 => None,
-            code => Some(4096u64 << code),
-        };
+        let timeout = ack_timeout(path.get(ads::ack_timeout) as u8);
         let retries = qp.context.get(qpc::retry_count) as u8;
         let rnr_retries = qp.context.get(qpc::rnr_retry) as u8;
         if !service.reliable() {
@@ -603,7 +601,7 @@ impl Device {
             Ok(inline) => {
                 self.count_sent(message);
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
-                    let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
+                    let next = Psn::new(message.psn).plus(message.packets).get();
                     qp.context.set(qpc::next_send_psn, next.into());
                 }
                 self.complete_wqe(qpn, control, wqe.len as u32, inline);

@@ -3,6 +3,7 @@
 //! Pairs with the requester. It checks everything that a message names: queue pair, state,
 //! connection, PSN, and the access rights of queue pair and mkey.
 
+use uverbs_roce::Psn;
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
 use super::message::{Action, Answer, Message, Response};
@@ -21,7 +22,6 @@ use crate::scratch::Scratch;
 
 /// Bytes in front of the data of a datagram.
 const GRH: usize = 40;
-const PSN_MASK: u32 = 0xff_ffff;
 
 impl Device {
     /// Executes a message, with what it reads in `answer`.
@@ -80,10 +80,10 @@ impl Device {
         if message.srqn.is_some_and(|srqn| !self.objects.xrc_srq_matches(srqn, xrcd)) {
             return self.invalid_request(qpn);
         }
-        let expected = qp.context.get32(qpc::next_rcv_psn);
-        let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
-        if qp.service.reliable() && ahead != 0 {
-            if ahead < PSN_MASK / 2 {
+        let expected = Psn::new(qp.context.get32(qpc::next_rcv_psn));
+        let psn = Psn::new(message.psn);
+        if qp.service.reliable() && psn != expected {
+            if !psn.is_before(expected) {
                 self.objects.count_for_qp(qpn, |counter| {
                     counter.out_of_sequence = counter.out_of_sequence.wrapping_add(1)
                 });
@@ -95,7 +95,7 @@ impl Device {
         let response = self.execute_message(qpn, message, answer);
         let counts = !matches!(response, Response::RnrNak(_) | Response::Lost);
         if let Some(qp) = self.objects.qps.get_mut(qpn).ok().filter(|_| counts) {
-            let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
+            let next = psn.plus(message.packets).get();
             qp.context.set(qpc::next_rcv_psn, next.into());
         }
         response
