@@ -10,7 +10,8 @@ use std::process::Command;
 const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("uverbs-uapi", &[]),
     ("uverbs-host", &[]),
-    ("uverbs-connectx", &["uverbs-uapi"]),
+    ("uverbs-roce", &["uverbs-uapi"]),
+    ("uverbs-connectx", &["uverbs-roce", "uverbs-uapi"]),
     ("uverbs-sim", &["uverbs-connectx", "uverbs-host", "uverbs-uapi"]),
     ("uverbs", &["uverbs-host", "uverbs-sim", "uverbs-uapi"]),
     ("uverbs-cli", &["uverbs"]),
@@ -26,6 +27,7 @@ const UNSAFE: &[(&str, &[&str])] = &[
     ("uapi/src", &[]),
     // The seam: the library relies on the promises of its traits.
     ("host/src", &["lib.rs"]),
+    ("roce/src", &[]),
     // The guest's memory.
     ("connectx/src", &["guest.rs"]),
     // The seam, and memory of the process by address.
