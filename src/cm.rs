@@ -14,26 +14,26 @@
 //! | → [`Connecting`] → [`Connection`] | [`ConnectRequest`] → [`Accepting`] → [`Connection`] |
 //! | or → [`ConnectingDatagrams`] → [`DatagramPeer`] | or [`ConnectRequest::accept_datagrams`] |
 //!
-//! A step that the network takes part in has `wait(timeout)`. A timeout of zero looks once and returns,
-//! for programs with an event loop of their own. An error of a step that takes the id by value destroys the
-//! id. [`aio::cm`](crate::aio::cm) has futures.
+//! A step that the network takes part in has `wait(timeout)`. With a timeout of zero it polls once, for programs with
+//! an event loop of their own. An error of a step that takes the id by value destroys the id.
+//! [`aio::cm`](crate::aio::cm) has futures.
 //!
-//! Addresses are IPv4 and IPv6 ones, on InfiniBand also GIDs with service ids. Two programs of one host connect by the
-//! address of an RDMA device: the loopback interface (127.0.0.1, `::1`, `localhost`) has none, so that its addresses can
-//! be listened on, and not connected to. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
-//! port space [`IB`](PortSpace::IB) they are of any type ([`EventChannel::create_id`]): reliable, unreliable, or XRC,
-//! where an initiator connects to a listener for targets; the number of the target's shared receive queue is for the
-//! programs to exchange, for example as private data. In the
-//! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
-//! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
-//! without a connection; a [`BoundId`] or an [`AddrResolved`] joins multicast groups
-//! ([`join_multicast`](BoundId::join_multicast)). Requests and answers carry the options of both
-//! devices ([`Ece`]), which take those that both have.
+//! Addresses are IPv4 and IPv6 addresses, on InfiniBand also GIDs with service ids. Two programs of one host connect by
+//! the address of an RDMA device: the loopback interface (127.0.0.1, `::1`, `localhost`) belongs to none, so that a
+//! program can listen on its addresses, but not connect to them.
 //!
-//! With GIDs ([`Id::bind_ib`],
-//! [`Id::resolve_ib_addr`]) an id may take a path from the program ([`AddrResolved::set_ib_path`]), and ask the subnet
-//! administrator for a service ([`BoundId::resolve_ib_service`]). What an administrator answers has been seen from a
-//! scripted kernel only.
+//! Connections are reliable in the port space [`TCP`](PortSpace::TCP). In the port space [`IB`](PortSpace::IB) they are
+//! of any type ([`EventChannel::create_id`]): reliable, unreliable, or XRC, where an initiator connects to a listener
+//! for targets; the programs exchange the number of the target's shared receive queue themselves, for example as
+//! private data. In the port space [`UDP`](PortSpace::UDP) there is no connection: an id asks a listener for the number
+//! and the Q_Key of its queue pair ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and
+//! then sends datagrams there. A [`BoundId`] or an [`AddrResolved`] joins multicast groups
+//! ([`join_multicast`](BoundId::join_multicast)). Requests and answers carry the ECE options of both devices ([`Ece`]),
+//! and the devices take those that both have.
+//!
+//! With GIDs ([`Id::bind_ib`], [`Id::resolve_ib_addr`]) the program may set an id's path
+//! ([`AddrResolved::set_ib_path`]), and ask the subnet administrator for a service ([`BoundId::resolve_ib_service`]).
+//! The answers of an administrator were tested with a scripted kernel only.
 //!
 //! # When to use it
 //!
@@ -41,16 +41,16 @@
 //!
 //! | | `endpoint` and `handshake` | connection manager |
 //! |---|---|---|
-//! | what a program has to know | its device, port and GID index; how to exchange some bytes with the peer | the peer's IP address and port |
-//! | what it talks to | itself | all that uses a connection manager: NVMe over Fabrics, NFS/RDMA, programs written to librdmacm |
-//! | what it needs | the device's node in `/dev` | `/dev/infiniband/rdma_cm` (module `rdma_ucm`), too, and an IP address on the device's interface, or a GID on InfiniBand |
+//! | the program has to know | its device, port and GID index; how to exchange some bytes with the peer | the peer's IP address and port |
+//! | peers | programs of its own | all programs that use a connection manager: NVMe over Fabrics, NFS/RDMA, programs written to librdmacm |
+//! | requirements | the device's node in `/dev` | `/dev/infiniband/rdma_cm` (module `rdma_ucm`), too, and an IP address on the device's interface, or a GID on InfiniBand |
 //! | when the peer closes, or is killed | the exchange of bytes has to tell, or a request fails after its retries | [`Disconnected`](ConnectionEvent::Disconnected) |
 //! | path MTU, timeouts, retries | the program's, in the [`Handshake`](crate::Handshake) | the kernel's, and those of [`ConnectParam`] |
-//! | types of queue pairs | RC, UC, UD, XRC | RC, UD; UC and XRC, if the peer is in the port space `IB`, too |
+//! | types of queue pairs | RC, UC, UD, XRC | RC, UD; in the port space `IB` also UC and XRC |
 //! | bytes for the program's own use | as many as the exchange carries | [private data](ConnectParam::private_data), 56 to 216 bytes |
 //!
 //! A service that listens on an address uses the connection manager. Programs that have a control connection anyway,
-//! such as the ranks of a job, need no second one: they exchange endpoints there.
+//! for example the ranks of a job, need no second one: they exchange endpoints there.
 //!
 //! # Costs
 //!

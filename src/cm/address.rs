@@ -46,7 +46,7 @@ pub(super) fn encode(address: &SocketAddr) -> Encoded {
     (storage, length)
 }
 
-/// An address from the kernel's form; `None` if it is of another family, or not set.
+/// An address from the kernel's form; `None` for another address family, and for an unset address.
 pub(super) fn decode(storage: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*storage.first_chunk()?);
     match family {

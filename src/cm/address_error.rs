@@ -1,4 +1,4 @@
-//! Errors of addresses: why the kernel refused one.
+//! Errors of addresses that the kernel refuses, with the reason.
 
 use crate::error::Error;
 use crate::platform::Platform;
@@ -8,7 +8,8 @@ use std::net::{SocketAddr, UdpSocket};
 pub(super) fn explain_bind(error: Error, address: &SocketAddr, platform: &Platform) -> Error {
     let (ip, port) = (address.ip(), address.port());
     match error.errno() {
-        // The kernel says so, too, if one of two ids on a port is bound to any address (`cma_check_port`).
+        // The kernel answers `EADDRNOTAVAIL`, too, if one of two ids on a port is bound to any address
+        // (`cma_check_port`).
         Errno::ADDRNOTAVAIL if !ip.is_unspecified() && !is_of_this_host(address, platform) => {
             error.detail(format!("this host does not have the address {ip}"))
         }
@@ -31,8 +32,7 @@ pub(super) fn explain_bind(error: Error, address: &SocketAddr, platform: &Platfo
     }
 }
 
-/// Whether the kernel binds a socket to the address: it does so for those of this host. Asked when an error is to be
-/// explained.
+/// Whether the address belongs to this host: the kernel binds a socket to no other. Asked only to explain an error.
 fn is_of_this_host(address: &SocketAddr, platform: &Platform) -> bool {
     if let Some(system) = platform.hosted() {
         return system.interfaces().iter().any(|found| found.addresses.contains(&address.ip()));
@@ -43,7 +43,7 @@ fn is_of_this_host(address: &SocketAddr, platform: &Platform) -> bool {
     !cfg!(miri) && UdpSocket::bind(any_port).is_ok()
 }
 
-/// Why there is no RDMA device on the way to an address.
+/// The reason that no RDMA device is on the way to an address.
 pub(super) fn no_device(to: &SocketAddr) -> String {
     let ip = to.ip().to_canonical();
     if ip.is_loopback() || ip.is_unspecified() {
@@ -58,12 +58,12 @@ pub(super) fn no_device(to: &SocketAddr) -> String {
     )
 }
 
-/// Whether the address is valid on one link only, and names no interface, which would say which link.
+/// Whether the address is link-local and lacks the interface (`scope_id`) that names the link.
 fn is_unscoped(address: &SocketAddr) -> bool {
     matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0)
 }
 
-/// Why the kernel refuses a port number: the same error means other credentials for other commands.
+/// Explains `EACCES` for a port number. For other commands the same error means other credentials.
 pub(super) fn explain_privileged(error: Error, port: u16) -> Error {
     match error.errno() {
         Errno::ACCESS if (1..1024).contains(&port) => error
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn errors_of_bind_say_what_to_do() {
-        // For documentation alone, and no host's.
+        // An address for documentation (RFC 5737), which no host has.
         let address: SocketAddr = "203.0.113.1:80".parse().unwrap();
         for (errno, advice) in [
             (Errno::ADDRINUSE, "port 80 is in use"),
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(error.errno(), Errno::ADDRINUSE);
     }
 
-    /// The kernel has one number for it and for an address that this host does not have.
+    /// The kernel may answer `EADDRNOTAVAIL`, as for an address that this host does not have.
     #[test]
     #[cfg_attr(miri, ignore = "it binds sockets")]
     fn a_used_port_is_eaddrinuse_whichever_number_the_kernel_has_for_it() {

@@ -66,12 +66,13 @@ impl BoundId {
     ///
     /// At most `backlog` connect requests wait to be read from the channel; the kernel drops others, and the peer's
     /// kernel sends them again for a while. A thread that reads the channel, for whatever id, moves the requests to the
-    /// listener, where again at most `backlog` of them wait to be taken: further ones are rejected, as by a program
-    /// that drops a [`ConnectRequest`], and [counted](ListeningId::overflows). A request whose peer gave up waits,
-    /// too, until it is taken.
+    /// listener, where again at most `backlog` of them wait to be taken. Further ones are rejected, as if the program
+    /// had dropped a [`ConnectRequest`], and [counted](ListeningId::overflows). A request whose peer gave up waits,
+    /// too, until the program takes it.
     ///
-    /// An address of the loopback interface, such as 127.0.0.1, can be listened on, but not be connected to: no RDMA
-    /// device is there. Listen on the address of an RDMA device, or on `0.0.0.0` or `[::]` for those of all.
+    /// A program can listen on an address of the loopback interface, for example 127.0.0.1, but no peer can connect to
+    /// it: no RDMA device is there. Listen on the address of an RDMA device, or on `0.0.0.0` or `[::]` for those of
+    /// all.
     ///
     /// # Errors
     ///
@@ -130,7 +131,7 @@ impl BoundId {
             Errno::INVAL => error.detail(format!(
                 "the id is bound to an address of another family than that of {to}"
             )),
-            // `resolve_addr` has said what it knows.
+            // `resolve_addr` has explained it.
             _ => error,
         })?;
         Ok(ResolvingAddr { id: self.id })

@@ -4,10 +4,9 @@
 //! of its id. Of several threads that wait, one waits for the file, and wakes the others when it has
 //! read an event.
 //!
-//! [`model`](super::model) has loom run what tasks do to each other here: a dispatcher that finds another thread
-//! reading, and ids that are polled while events come. Threads that wait are not modelled: each looks again after
-//! [`LONGEST_SLEEP`] whatever it missed. Of the rest, the lists of ids and of known devices are behind locks, and the
-//! counters are counters.
+//! [`model`](super::model) has loom run tasks that share a channel: a dispatcher that finds another thread reading, and
+//! ids that are polled while events come. Waiting threads are not modelled: a thread that misses a wake-up looks again
+//! after [`LONGEST_SLEEP`]. Locks guard the lists of ids and of known devices; the counters need no order.
 
 use super::event::Event;
 use super::id::IdInner;
@@ -76,7 +75,7 @@ pub(super) struct Channel {
     known: Lock<Vec<Known>>,
     /// Whether a thread reads the file or waits for it.
     reading: AtomicBool,
-    /// Whether the file answers at once where there is no event. The thread that reads changes it.
+    /// Whether a read without a pending event returns at once. Only the reading thread changes it.
     nonblocking: AtomicBool,
     /// The threads that the reading thread is to wake.
     waiting: Lock<Vec<Thread>>,
@@ -160,7 +159,7 @@ impl EventChannel {
         EventChannel::on(Box::new(RdmaCmFd::new(file)))
     }
 
-    /// A channel on an open file, of which the command that gets an event waits for one.
+    /// A channel on an open file that is in blocking mode.
     pub(super) fn on(kernel: Box<dyn UcmaFile>) -> Result<EventChannel> {
         let epoch = Epoch::of_verb("create_event_channel")?;
         let [first] = random();
@@ -169,7 +168,7 @@ impl EventChannel {
             kernel,
             epoch,
             ids: Lock::default(),
-            // Ids move between channels with their keys, so that channels do not share any.
+            // Ids keep their keys when they move between channels, so that no two channels may share a key.
             next_key: AtomicU64::new(first),
             known: Lock::default(),
             reading: AtomicBool::new(false),
@@ -223,12 +222,12 @@ impl EventChannel {
         if let Some(reading) = Reading::begin(&self.inner) {
             return reading.dispatch(VERB, &self.inner).map(Some);
         }
-        // Cloned, and an older one dropped, without the lock.
+        // The clone and the drop of the older waker, which are code of the program, happen without the lock.
         let waker = cx.waker().clone();
         let old = self.inner.dispatcher.lock().and_then(|mut it| it.replace(waker));
         drop(old);
-        // A thread that stops reading swaps this after it has stopped, and this task looks once more whether a thread
-        // reads after it has swapped it. Of two swaps one is the later one, and sees what came before the other.
+        // A thread that stops reading swaps this flag after it has stopped. This task swaps it first, and then looks
+        // again whether a thread reads. The later of the two swaps sees all that came before the other one.
         self.inner.dispatcher_waits.swap(true, Ordering::AcqRel);
         Reading::begin(&self.inner).map(|reading| reading.dispatch(VERB, &self.inner)).transpose()
     }
@@ -268,7 +267,7 @@ impl EventChannel {
         let device = context.device();
         let mut known = self.inner.known(VERB)?;
         let former = Known::entry(&mut known, device).context.replace(context.clone());
-        // The former context may be the last of its file, and the kernel takes its time to close that.
+        // Unlocked before the former context drops: it may be the last of its file, which the kernel closes slowly.
         drop(known);
         drop(former);
         Ok(())
@@ -284,13 +283,13 @@ impl EventChannel {
 impl AsFd for EventChannel {
     /// The file is readable while an event is pending.
     ///
-    /// Reading it blocks until the first call that does not wait, or waits with a deadline: that call sets
+    /// The command that reads an event blocks until the first call that polls, or waits with a deadline: that call sets
     /// `O_NONBLOCK`, which stays. The program may set it, too.
     ///
-    /// The file takes the connection manager's commands by `write(2)`, which Rust takes for safe. A command names an
-    /// address of this process, to which the kernel writes its response. The library cannot guard against a program
-    /// that writes commands to the file without the library: pass it only to code that waits for it, and is trusted
-    /// with all memory of the process, as for [`Context::share`]. A process that has a duplicate can use and destroy
+    /// A program sends commands to the connection manager by `write(2)` on this file, which Rust takes for safe. A
+    /// command holds an address of this process, to which the kernel writes its response, and the library cannot guard
+    /// against commands that the program writes itself. So pass the file only to code that waits for it, and that may
+    /// access all memory of the process, as with [`Context::share`]. A process that has a duplicate can use and destroy
     /// every id of the channel.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.kernel.fd()
@@ -382,9 +381,9 @@ impl Channel {
         }
     }
 
-    /// Reads one event and moves it to its id; `false` if there was none. Unless the file answers at once, this waits
-    /// for one. The tasks that wait for the event are added to `waiting`, for the caller to wake when it does not read
-    /// any more: a waker is code of the program, and may wait for an id of this channel.
+    /// Reads one event and moves it to its id; `false` if there was none. In blocking mode this waits for an event. The
+    /// tasks that wait for the event are added to `waiting`, for the caller to wake when it reads no more: a waker is
+    /// code of the program, and may wait for an id of this channel.
     fn read(self: &Arc<Self>, verb: &'static str, waiting: &mut Waiting) -> Result<bool> {
         let mut raw = rdma_ucm_event_resp::default();
         let request = rdma_ucm_get_event::default();
@@ -395,15 +394,15 @@ impl Channel {
         }
         let mut event = Event::new(&raw);
         let removal = event.kind == rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL;
-        // No id is upgraded under the lock: if its last other reference went meanwhile, it would be dropped here,
-        // and for that it takes the lock.
+        // No id is upgraded under the lock. Its last other reference may go meanwhile; the id would then be dropped
+        // here, and the drop takes the lock.
         let (id, others): (_, Vec<Weak<IdInner>>) = {
             let ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
             let others = if removal { ids.values().cloned().collect() } else { Vec::new() };
             (ids.get(&raw.uid).cloned(), others)
         };
         let id = id.and_then(|id| id.upgrade());
-        // The kernel tells an id that its device goes, and not the memberships that the id keeps.
+        // The kernel reports a device's removal to the id, not to the memberships that the id keeps.
         for other in others.iter().filter_map(Weak::upgrade) {
             if other.is_member_of(raw.uid) {
                 drop(other.receive(Event::new(&raw), waiting));
@@ -417,7 +416,7 @@ impl Channel {
             event.request = Some(IdInner::adopt(self, raw.id, space, qp_type));
         }
         if let Some(id) = id {
-            // An event that finds no room, and a new id with it, ends here.
+            // An event that finds no room is dropped here, and its new id with it.
             match id.receive(event, waiting) {
                 None => self.wake(),
                 refused => drop(refused),
@@ -473,8 +472,8 @@ impl Channel {
         }
     }
 
-    /// Has the file answer at once where there is no event. Called by the reading thread before it looks without
-    /// waiting, or waits for a while: an event that is there may be gone with its id when it is asked for.
+    /// Sets `O_NONBLOCK`. The reading thread calls this before it polls, or waits with a deadline: an event that
+    /// poll(2) reported may be gone with its id when the thread asks for it.
     fn return_at_once(&self, verb: &'static str) -> Result<()> {
         if !self.nonblocking.load(Ordering::Acquire) {
             set_nonblocking(self.kernel.fd(), true).map_err(|errno| Error::new(verb, errno))?;
@@ -498,11 +497,11 @@ impl Channel {
             }
             let left = self.platform.left(deadline);
             let is_over = left == Some(Duration::ZERO);
-            // The kernel's own wait for an event has no deadline, and is one call in place of two.
+            // Without a deadline a blocking read is one system call in place of two.
             if deadline.is_some() || self.nonblocking.load(Ordering::Acquire) {
                 self.return_at_once(verb)?;
                 let mut fds = [PollFd::from_borrowed_fd(self.kernel.fd(), PollFlags::IN)];
-                // The kernel needs a while for most events: to ask for one first would be a call for nothing.
+                // Most events take a while: a read before poll(2) would usually be a wasted call.
                 if !is_over {
                     let polled = self.platform.wait(&mut fds, deadline);
                     polled.map_err(|errno| Error::new(verb, errno))?;
@@ -512,7 +511,7 @@ impl Channel {
                 if is_over {
                     return Ok(true);
                 }
-                // The file does not block any more, because the program changed it: from now on poll waits.
+                // The program set `O_NONBLOCK`: from now on poll(2) waits.
                 self.nonblocking.store(true, Ordering::Release);
             }
         }
@@ -530,7 +529,7 @@ impl Channel {
         if let Some(context) = find(&self.known(verb)?) {
             return Ok(context);
         }
-        // Without the lock: the kernel takes its time.
+        // Without the lock, as this system call is slow.
         let devices = match self.platform.hosted() {
             Some(system) => devices_on(system),
             None => devices()?,
@@ -546,7 +545,7 @@ impl Channel {
         let context = Context::open(&device).map_err(|error| error.in_verb(verb))?;
         let mut known = self.known(verb)?;
         if let Some(other) = find(&known) {
-            // Another thread was faster, and all ids have the same context.
+            // Another thread was faster; all ids share its context.
             drop(known);
             return Ok(other);
         }
@@ -561,7 +560,7 @@ impl Channel {
         if let Some(limits) = find(&self.known(verb)?) {
             return Ok(limits);
         }
-        // Without the lock: the kernel takes its time.
+        // Without the lock, as this system call is slow.
         let limits = Depths::of(&context.query_device().map_err(|error| error.in_verb(verb))?);
         Known::entry(&mut *self.known(verb)?, device).limits = Some(limits);
         Ok(limits)
@@ -586,14 +585,14 @@ impl DeviceName {
     }
 }
 
-/// Makes this thread the one that reads a channel. Dropping it lets another thread read.
+/// A guard: its thread is the one that reads a channel. Dropping it lets another thread read.
 struct Reading<'c>(&'c Channel);
 
 impl<'c> Reading<'c> {
     fn begin(channel: &'c Channel) -> Option<Reading<'c>> {
         let free =
             channel.reading.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
-        // `then`, not `then_some`: a guard that is made and dropped would clear the other thread's flag.
+        // `then`, not `then_some`, which would make and drop a guard and so clear the other thread's flag.
         free.is_ok().then(|| Reading(channel))
     }
 }
@@ -624,7 +623,7 @@ impl Drop for Reading<'_> {
         channel.wake();
         if channel.dispatcher_waits.swap(false, Ordering::AcqRel) {
             let dispatcher = channel.dispatcher.lock().and_then(|mut it| it.take());
-            // This may be dropped by another waker's panic.
+            // A panic of another waker may drop this guard.
             FirstPanic::of_one(|| dispatcher.into_iter().for_each(Waker::wake));
         }
     }
@@ -643,9 +642,9 @@ fn explain(verb: &'static str, number: u32, errno: Errno) -> Error {
             error.detail("the kernel does not know the port space")
         }
         Errno::NXIO => error.detail("the device of the id is gone"),
-        // Of the kernel's steps only questions to the subnet administrator fail with it.
+        // Only queries of the subnet administrator fail with it.
         Errno::AGAIN => error.detail(NO_ADMINISTRATOR),
-        // The callers say more: what the command was about.
+        // The callers add the subject of the command.
         _ => error,
     }
 }
@@ -723,7 +722,7 @@ mod tests {
         }
     }
 
-    /// Fails if `test` waits for ever.
+    /// Fails if `test` hangs.
     fn in_time(test: impl FnOnce() + Send + 'static) {
         let (told, heard) = std::sync::mpsc::channel();
         thread::spawn(move || {
@@ -776,7 +775,7 @@ mod tests {
         }
     }
 
-    /// The kernel takes its time to answer, and other threads go on meanwhile.
+    /// The query of a device is slow, and other threads go on meanwhile.
     #[test]
     fn devices_are_asked_without_the_lock_of_the_known_contexts() {
         use crate::tests::Bench;

@@ -21,7 +21,7 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
 /// A queue pair that an id brought, or is bringing, to `RTS`.
 ///
-/// Dropping it first brings the queue pair to `ERR` and then destroys the id, by which the kernel tells
+/// Dropping it first brings the queue pair to `ERR` and then destroys the id; the kernel then tells
 /// the peer.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -79,18 +79,16 @@ impl Connecting {
         Connecting { id, qp, offered, min_rnr_timer }
     }
 
-    /// Waits for the peer's answer, at most for `timeout`, without one for ever; a timeout of zero
-    /// looks once and returns. When the peer accepts, this brings the queue pair to `RTS` and confirms
-    /// the connection to the peer.
+    /// Waits for the peer's answer, for at most `timeout`, or without a limit for `None`; a timeout of zero polls once.
+    /// When the peer accepts, this brings the queue pair to `RTS` and confirms the connection to the peer.
     ///
     /// # Errors
     ///
     /// Any error destroys the id. `ECONNREFUSED` with the peer's
     /// [`rejection`](ConnectError::rejection); `ETIMEDOUT` if the peer's host did not answer, which the
-    /// kernel reports after 16 requests and about a minute; `ECONNABORTED` if the peer gave up while this side took its
-    /// answer; `EINVAL` if the program dropped the queue pair meanwhile; `EPROTO` for an answer with another vendor's
-    /// [options](crate::cm::ConnectParam::ece); the errors of
-    /// [`modify`](crate::QpControl::modify).
+    /// kernel reports after 16 requests and about a minute; `ECONNABORTED` if the peer gave up before the handshake was
+    /// over; `EINVAL` if the program dropped the queue pair meanwhile; `EPROTO` for an answer with another vendor's
+    /// [options](crate::cm::ConnectParam::ece); the errors of [`modify`](crate::QpControl::modify).
     pub fn wait(
         self,
         timeout: Option<Duration>,
@@ -116,7 +114,7 @@ impl Step for Connecting {
         let Connecting { id, qp, offered, min_rnr_timer } = self;
         check_answer(VERB, offered, event.ece)?;
         let peer_qpn = Qpn(event.conn.qp_num);
-        // A queue pair that is refused here is not this id's to stop.
+        // A queue pair that is refused here belongs to another handshake: it is not stopped.
         let rights = qp.rights_of_peer(VERB, &id)?;
         let options = qp.ece_in_common(VERB, event.ece)?;
         let link = Link::new(id, qp, peer_qpn, event.private_data().into(), event.ece);
@@ -130,7 +128,7 @@ impl Step for Connecting {
     }
 }
 
-/// Refuses an answer with the options of another vendor than the request's: those were not for this side.
+/// Refuses an answer with ECE options of another vendor than the request's.
 fn check_answer(verb: &'static str, offered: Option<Ece>, answer: Option<Ece>) -> Result<()> {
     match (offered, answer) {
         (Some(offered), Some(answer)) if offered.vendor_id != answer.vendor_id => {
@@ -177,8 +175,8 @@ impl Accepting {
         Accepting { link }
     }
 
-    /// Waits until the peer has confirmed the connection, at most for `timeout`, without one for ever; a
-    /// timeout of zero looks once and returns.
+    /// Waits for the peer's confirmation, for at most `timeout`, or without a limit for `None`; a timeout of zero polls
+    /// once.
     ///
     /// # Errors
     ///
@@ -261,14 +259,15 @@ pub enum ConnectionEvent {
     /// The queue pair's number can be used again: no packet of the connection is in the network any
     /// more.
     TimewaitExit,
-    /// The peer's IP address is at another MAC address than the connection's packets go to, as after a failover: they
-    /// do not arrive any more, and the queue pair has no other way. The kernel tells the side that connected, not the
-    /// one that accepted, on RoCE since Linux 6.0. Drop the connection, and connect again.
+    /// The peer's IP address has moved to another MAC address than the connection's packets go to, for example after a
+    /// failover: the packets do not arrive any more, and the queue pair has no other path. The kernel reports it to the
+    /// side that connected, not to the side that accepted, on RoCE since Linux 6.0. Drop the connection, and connect
+    /// again.
     Unreachable,
-    /// The peer gave the handshake up after this side took it for complete: the confirmation was lost.
+    /// The peer gave up the handshake after this side took it for complete: the confirmation was lost.
     Rejected,
-    /// The kernel is removing the device, and waits until the id is dropped. Objects on the device are
-    /// of no use any more.
+    /// The kernel is removing the device, and waits until the program drops the id. Objects on the device are of no use
+    /// any more.
     DeviceRemoval,
     /// The address of the id moved to another network interface, as with bonding. The connection stays
     /// on the old one.
@@ -294,7 +293,7 @@ impl ConnectionEvent {
         }
     }
 
-    /// Whether no message passes the connection any more.
+    /// Whether the event ends the connection.
     fn is_end(self) -> bool {
         matches!(
             self,
@@ -323,8 +322,8 @@ impl Connection {
         &self.link.id
     }
 
-    /// The private data of the peer's last message, which is an accept or a connect request. This is the
-    /// whole field of that message, with zeros behind what the peer filled.
+    /// The private data of the peer's last message, an accept or a connect request: the whole field of that message,
+    /// with zeros after the peer's bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.link.private_data
     }
@@ -334,16 +333,15 @@ impl Connection {
         self.link.peer_qpn
     }
 
-    /// The options of the peer's vendor, as its last message carries them: for the active side those that the peer
-    /// chose.
+    /// The ECE options in the peer's last message: on the active side those that the peer chose.
     #[doc(alias = "rdma_get_remote_ece")]
     pub fn ece(&self) -> Option<Ece> {
         self.link.ece
     }
 
-    /// Writes an event into the channel, which [`next_event`](Self::next_event) returns as
-    /// [`Written`](ConnectionEvent::Written) behind those that came before: it wakes a thread, or a task, that waits
-    /// there.
+    /// Writes an event into the channel. [`next_event`](Self::next_event) returns it as
+    /// [`Written`](ConnectionEvent::Written) after the events that came before: it wakes a thread, or a task, that
+    /// waits there.
     ///
     /// # Errors
     ///
@@ -407,8 +405,8 @@ impl Connection {
         self.link.id.execute(VERB, UcmaCommand::new(uapi::RDMA_USER_CM_CMD_DISCONNECT, &request))
     }
 
-    /// Waits for the next event, at most for `timeout`, without one for ever; a timeout of zero looks
-    /// once and returns. `None` after the timeout. Several threads may wait; each event goes to one of them.
+    /// Waits for the next event, for at most `timeout`, or without a limit for `None`; a timeout of zero polls once.
+    /// `None` after the timeout. Several threads may wait; each event goes to one of them.
     ///
     /// # Errors
     ///
@@ -418,7 +416,7 @@ impl Connection {
         wait(self, timeout).map(Progress::into_option)
     }
 
-    /// Whether an event said that the connection is over: see [`closed_by`](Self::closed_by).
+    /// Whether an event ended the connection: see [`closed_by`](Self::closed_by).
     pub fn is_closed(&self) -> bool {
         self.closed_by().is_some()
     }
@@ -426,15 +424,15 @@ impl Connection {
     /// The first event that ended the connection: [`Disconnected`](ConnectionEvent::Disconnected),
     /// [`Unreachable`](ConnectionEvent::Unreachable), [`Rejected`](ConnectionEvent::Rejected),
     /// [`TimewaitExit`](ConnectionEvent::TimewaitExit) or [`DeviceRemoval`](ConnectionEvent::DeviceRemoval). `None`
-    /// until one of them is taken.
+    /// until the program has taken one of them.
     pub fn closed_by(&self) -> Option<ConnectionEvent> {
         let ended = self.link.ended.load(Ordering::Relaxed);
         (ended != Link::OPEN).then(|| ConnectionEvent::of(Type(ended), 0))
     }
 
-    /// Waits until either side has closed the connection, the peer is unreachable, or the device is being removed, at
-    /// most for `timeout`, without one for ever. Other events are discarded. Several threads may wait.
-    /// [`closed_by`](Self::closed_by) then says why.
+    /// Waits until either side has closed the connection, the peer is unreachable, or the kernel is removing the
+    /// device, for at most `timeout`, or without a limit for `None`. Other events are discarded. Several threads may
+    /// wait. [`closed_by`](Self::closed_by) then tells the reason.
     ///
     /// # Errors
     ///
@@ -465,7 +463,7 @@ impl Step for &Connection {
     fn advance(self, event: Event) -> Result<ConnectionEvent> {
         let told = ConnectionEvent::of(event.kind, event.value);
         if told.is_end() {
-            // A later one, as the exit from time wait after the disconnect, is no other reason.
+            // A later event, for example `TimewaitExit` after `Disconnected`, does not replace the reason.
             let _ = self.link.ended.compare_exchange(
                 Link::OPEN,
                 event.kind.0,

@@ -28,14 +28,13 @@ pub(crate) const NO_ROUTE: &str =
 pub(crate) const NO_ANSWER: &str =
     "the listener did not answer in time; `Connector::timeout` sets the limit";
 
-/// The default limit for the whole of a connect. The kernel's own is about a minute for a host that does
-/// not answer.
+/// The default limit for a whole connect. The kernel's own limit for a host that does not answer is about a minute.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// The limit for the peer's confirmation after a request was accepted.
 const ESTABLISH: Duration = Duration::from_secs(10);
 
-/// The call that errors of a listener's address name.
+/// The verb in errors of a listener's address.
 const BIND: &str = "bind_addr";
 
 /// The default backlog.
@@ -44,8 +43,8 @@ const BACKLOG: u32 = 128;
 /// The detail of an error when a peer did not answer the request, or did not confirm the answer.
 const UNCONFIRMED: &str = "the peer did not complete the handshake in time";
 
-/// Connects queue pairs to a listener: a [`QueuePair`](crate::QueuePair), one of [`owned`](crate::owned), or
-/// whatever else dereferences to [`QpControl`].
+/// Connects queue pairs to a listener: a [`QueuePair`](crate::QueuePair), one of [`owned`](crate::owned), or any other
+/// type that dereferences to [`QpControl`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -60,7 +59,7 @@ const UNCONFIRMED: &str = "the peer did not complete the handshake in time";
 /// # Ok(()) }
 /// ```
 ///
-/// Another type of queue pair, and what the network is told:
+/// Another type of queue pair, and options of the network:
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -95,7 +94,7 @@ const UNCONFIRMED: &str = "the peer did not complete the handshake in time";
 pub struct Connector {
     targets: Vec<Target>,
     source: Option<Target>,
-    /// The path to a GID, which otherwise the subnet administrator is asked for.
+    /// The path to a GID. Without it the subnet administrator is asked.
     path: Option<IbPath>,
     channel: Option<EventChannel>,
     param: ConnectParam,
@@ -112,7 +111,7 @@ pub(crate) enum Target {
     Ib(IbAddress),
 }
 
-/// A queue pair and whatever else belongs to it, for the `create` of [`Connector::connect`], [`Listener::accept`]
+/// A queue pair with other objects that belong to it, for the `create` of [`Connector::connect`], [`Listener::accept`]
 /// and the futures of [`aio::cm`](crate::aio::cm), which hand out both when the queue pair is connected.
 ///
 /// ```no_run
@@ -143,7 +142,7 @@ impl Connector {
     /// Connects to an address, or to the addresses of a host name in turn until one accepts.
     ///
     /// An address of the loopback interface (127.0.0.1, `::1`, `localhost`), and an unspecified one, lead through no
-    /// RDMA device: a server on this host is connected to by the address of one of its RDMA devices.
+    /// RDMA device: for a server on this host, name the address of one of its RDMA devices.
     ///
     /// # Errors
     ///
@@ -153,8 +152,8 @@ impl Connector {
     }
 
     /// Connects to the GID of a port and a service there, on InfiniBand. Ids are in the port space
-    /// [`IB`](PortSpace::IB), where services of the other spaces are, too. The subnet administrator is asked for the
-    /// path, unless the program knows [it](Self::ib_path).
+    /// [`IB`](PortSpace::IB), which also has the services of the other spaces. The kernel asks the subnet administrator
+    /// for the path, unless the program sets [it](Self::ib_path).
     ///
     /// ```no_run
     /// # fn f(own: uverbs::Gid, peer: uverbs::Gid, path: uverbs::cm::IbPath) -> Result<(), Box<dyn std::error::Error>> {
@@ -194,22 +193,21 @@ impl Connector {
         }
     }
 
-    /// The address of this host that connections come from; unless set, the routing table decides.
+    /// The local address of connections; unless set, the routing table decides.
     #[doc(alias = "rdma_bind_addr")]
     pub fn source(mut self, address: SocketAddr) -> Self {
         self.source = Some(Target::Ip(address));
         self
     }
 
-    /// As [`source`](Self::source), the GID of a port of this host, for connections to a [GID](Self::to_ib). Unless set, the
+    /// As [`source`](Self::source), the GID of a local port, for connections to a [GID](Self::to_ib). Unless set, the
     /// kernel takes a port in the same subnet and partition.
     pub fn source_ib(mut self, address: IbAddress) -> Self {
         self.source = Some(Target::Ib(address));
         self
     }
 
-    /// The path to a [GID](Self::to_ib), which the kernel then asks no subnet administrator for; see
-    /// [`AddrResolved::set_ib_path`].
+    /// The path to a [GID](Self::to_ib), in place of the subnet administrator's; see [`AddrResolved::set_ib_path`].
     pub fn ib_path(mut self, path: IbPath) -> Self {
         self.path = Some(path);
         self
@@ -228,8 +226,8 @@ impl Connector {
     }
 
     /// The limit for connecting to one address; 10 seconds unless set. A connect that takes longer ends with
-    /// `ETIMEDOUT`, whichever step is under way, and whether a thread or a future of
-    /// [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect) waits.
+    /// `ETIMEDOUT` in any of its steps, in a thread as in a future of
+    /// [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -298,9 +296,9 @@ impl Connector {
         })
     }
 
-    /// Asks a listener of the port space [`UDP`](super::PortSpace::UDP) where to send datagrams, and brings the queue
-    /// pair that `create` makes to `RTS`; see [`RouteResolved::connect_datagrams`]. The type is always UD, whatever
-    /// [`qp_type`](Self::qp_type) says.
+    /// Asks a listener of the port space [`UDP`](super::PortSpace::UDP) for the destination of datagrams, and brings
+    /// the queue pair that `create` makes to `RTS`; see [`RouteResolved::connect_datagrams`]. The type is always UD;
+    /// [`qp_type`](Self::qp_type) is ignored.
     ///
     /// # Errors
     ///
@@ -397,7 +395,7 @@ impl Connector {
         }
     }
 
-    /// The IP address of this host that a connection to another one comes from, if the program named it.
+    /// The local IP address of a connection to `to`, if the program named it.
     fn own_ip_for(&self, to: SocketAddr) -> Result<Option<SocketAddr>> {
         match self.source {
             None => Ok(None),
@@ -412,7 +410,7 @@ impl Connector {
         }
     }
 
-    /// The GID of this host that a connection to another one comes from, if the program named it.
+    /// The local GID of a connection to `to`, if the program named it.
     fn own_gid_for(&self, to: IbAddress) -> Result<Option<IbAddress>> {
         match self.source {
             None => Ok(None),
@@ -473,9 +471,9 @@ impl ListenerBuilder {
         self
     }
 
-    /// The type of the queue pairs that requests are for: `RC`, `UC`, `XRC_TGT`, or `UD`, whose requests are for
-    /// [`accept_datagrams`](ConnectRequest::accept_datagrams); `RC` unless set. `UC` and `XRC_TGT` are in the port space
-    /// [`IB`](PortSpace::IB).
+    /// The type of the queue pairs that requests are for: `RC`, `UC`, `XRC_TGT`, or `UD` for
+    /// [`accept_datagrams`](ConnectRequest::accept_datagrams); `RC` unless set. `UC` and `XRC_TGT` are in the port
+    /// space [`IB`](PortSpace::IB).
     pub fn qp_type(mut self, qp_type: QpType) -> Self {
         self.qp_type = qp_type;
         self
@@ -540,7 +538,7 @@ impl ListenerBuilder {
 /// # Ok(()) }
 /// ```
 ///
-/// Several listeners on one channel, of which one is for XRC; see [`ListenerBuilder`]:
+/// Two listeners on one channel, one of them for XRC; see [`ListenerBuilder`]:
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -552,7 +550,7 @@ impl ListenerBuilder {
 /// let targets =
 ///     Listener::builder("[::]:7472")?.channel(&channel).qp_type(QpType::XRC_TGT).backlog(8).build()?;
 /// println!("{:?} and {:?}", reliable.local_addr()?, targets.local_addr()?);
-/// // A thread of its own may read the events of all, if nobody waits.
+/// // If no thread waits on an id, a thread of its own may read the events of all.
 /// println!("{} events were for ids; {} leaked", channel.dispatch()?, targets.channel().leaked());
 /// # Ok(()) }
 /// ```
@@ -585,7 +583,8 @@ impl Listener {
     }
 
     /// Starts to build a listener on the GID of a port and a service there, on InfiniBand. The id is in the port space
-    /// [`IB`](PortSpace::IB), where services of the other spaces are, too; with port number 0 the kernel chooses one.
+    /// [`IB`](PortSpace::IB), which also has the services of the other spaces; with port number 0 the kernel chooses
+    /// one.
     #[doc(alias = "AF_IB")]
     pub fn builder_ib(address: IbAddress) -> ListenerBuilder {
         ListenerBuilder::on(vec![Target::Ib(address)])
@@ -615,7 +614,7 @@ impl Listener {
         self.id.local_ib_addr()
     }
 
-    /// How many connect requests were rejected because as many others as the backlog waited; see
+    /// The number of connect requests that were rejected because the backlog was full; see
     /// [`BoundId::listen`](super::BoundId::listen).
     pub fn overflows(&self) -> u64 {
         self.id.overflows()
@@ -630,10 +629,10 @@ impl Listener {
         self.id.next_request(timeout)
     }
 
-    /// Waits for a connect request, at most for `timeout`, without one for ever, accepts it, and waits for the peer's
-    /// confirmation, for 10 seconds at most. `create` makes the queue pair on [`ConnectRequest::context`], and may post
-    /// receives after [`ConnectRequest::init_qp`]. [`next_request`](Self::next_request) and [`ConnectRequest::accept`]
-    /// take parameters, and another thread may go on with the request.
+    /// Waits for a connect request, for at most `timeout`, or without a limit for `None`, accepts it, and waits for the
+    /// peer's confirmation, for at most 10 seconds. `create` makes the queue pair on [`ConnectRequest::context`], and
+    /// may post receives after [`ConnectRequest::init_qp`]. For parameters, or to go on with the request in another
+    /// thread, use [`next_request`](Self::next_request) and [`ConnectRequest::accept`].
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
 //! Datagrams: the active side of the port space UDP. Pairs with `cma_resolve_ib_udp` and `cma_sidr_rep_handler` in
-//! `core/cma.c`, which exchange one request and one answer, and hold no connection.
+//! `core/cma.c`, which exchange one request and one answer (SIDR) without a connection.
 
 use super::event::{ConnectError, Event};
 use super::id::IdInner;
@@ -35,12 +35,12 @@ impl ConnectingDatagrams {
         ConnectingDatagrams { id, qp }
     }
 
-    /// Waits for the listener's answer, at most for `timeout`, without one for ever; a timeout of zero looks once
-    /// and returns.
+    /// Waits for the listener's answer, for at most `timeout`, or without a limit for `None`; a timeout of zero polls
+    /// once.
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `ECONNREFUSED` if the listener rejected the request or nobody listens;
+    /// Any error destroys the id. `ECONNREFUSED` if the listener rejected the request or no listener has the port;
     /// `ETIMEDOUT` if the peer's host did not answer, which the kernel reports after 16 requests and about a
     /// minute; `EINVAL` if the program dropped the queue pair meanwhile.
     pub fn wait(
@@ -95,10 +95,10 @@ fn failure(id: &IdInner, event: &Event) -> ConnectError {
     Error::new(VERB, Errno::CONNREFUSED).detail(detail).into()
 }
 
-/// Where datagrams to a listener go.
+/// The destination of datagrams to a listener.
 ///
 /// An [`AddressHandle`](crate::AddressHandle) of [`address`](Self::address), the number and the Q_Key make a
-/// [`Destination`](crate::Destination). Nobody learns when the peer is gone.
+/// [`Destination`](crate::Destination). No event reports that the peer is gone.
 #[derive(Clone, Debug)]
 pub struct DatagramPeer {
     address: AddressVector,
@@ -124,8 +124,7 @@ impl DatagramPeer {
     }
 
     /// The private data of the peer's answer: the whole field of
-    /// [`DATAGRAM_REPLY_PRIVATE_DATA`](super::DATAGRAM_REPLY_PRIVATE_DATA) bytes, with zeros behind what the peer
-    /// filled.
+    /// [`DATAGRAM_REPLY_PRIVATE_DATA`](super::DATAGRAM_REPLY_PRIVATE_DATA) bytes, with zeros after the peer's bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }

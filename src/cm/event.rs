@@ -19,13 +19,13 @@ use zerocopy::FromBytes;
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(super) kind: Type,
-    /// 0, a negative error number, or the reason of a rejection.
+    /// 0, a negative error number, or the reason code of a rejection.
     pub(super) status: i32,
-    /// What an event of a connection brings.
+    /// Parameters of an event of a connection.
     pub(super) conn: rdma_ucm_conn_param,
-    /// What an event of an id for datagrams brings instead.
+    /// Parameters of an event of an id for datagrams.
     pub(super) ud: rdma_ucm_ud_param,
-    /// The options of the peer's vendor.
+    /// The peer's ECE options.
     pub(super) ece: Option<Ece>,
     /// The value of an event that a program wrote.
     pub(super) value: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Event {
 
 impl Event {
     pub(super) fn new(raw: &rdma_ucm_event_resp) -> Event {
-        // `param` is as long as the longer struct, so these never fail.
+        // `param` is as long as the longer struct, so that these reads never fail.
         let conn = rdma_ucm_conn_param::read_from_prefix(&raw.param);
         let ud = rdma_ucm_ud_param::read_from_prefix(&raw.param);
         Event {
@@ -49,9 +49,8 @@ impl Event {
         }
     }
 
-    /// Whether this says nothing new while another event of its kind waits to be taken. The network decides how often
-    /// it comes: `ip neigh` of a peer that changes its MAC address, a bond that fails over, a subnet manager that
-    /// restarts.
+    /// Whether this event adds nothing to one of its kind that waits to be taken. The network decides how often such
+    /// events come: a peer changes its MAC address, a bond fails over, a subnet manager restarts.
     pub(super) fn repeats(&self, waiting: &Event) -> bool {
         self.kind == waiting.kind
             && matches!(
@@ -68,12 +67,12 @@ impl Event {
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
     }
 
-    /// Whether this says that the address or the route was not found.
+    /// Whether the address or the route was not found.
     pub(super) fn is_about_the_way(&self) -> bool {
         matches!(self.kind, Type::RDMA_CM_EVENT_ADDR_ERROR | Type::RDMA_CM_EVENT_ROUTE_ERROR)
     }
 
-    /// The error of a call that waited for another event than this.
+    /// The error of a call that this event ends instead of the expected one.
     pub(super) fn failure(&self, verb: &'static str) -> ConnectError {
         let kind = match self.kind {
             Type::RDMA_CM_EVENT_REJECTED => return self.rejected(verb),
@@ -102,7 +101,7 @@ impl Event {
         let error = match errno_of(self.status) {
             Some(errno) => Error::from_kernel(verb, errno)
                 .detail(format!("{kind}{}", advice(self.kind, errno))),
-            // The reason of a rejection, or no error number of any kernel.
+            // A status that is no error number.
             None => Error::new(verb, Errno::PROTO)
                 .detail(format!("{kind}: the kernel reported status {}", self.status)),
         };
@@ -117,13 +116,13 @@ impl Event {
     }
 }
 
-/// The error number of a status; `None` if it is none.
+/// The error number of a status; `None` for any other status.
 fn errno_of(status: i32) -> Option<Errno> {
-    // The range that a system call may answer.
+    // The error numbers of a system call.
     (-4095..0).contains(&status).then(|| Errno::from_raw_os_error(-status))
 }
 
-/// What to do about an event with this error number.
+/// The remedy for an event with this error number.
 fn advice(kind: Type, errno: Errno) -> &'static str {
     match errno {
         Errno::TIMEDOUT if kind == Type::RDMA_CM_EVENT_ROUTE_ERROR => {
@@ -157,7 +156,7 @@ fn advice(kind: Type, errno: Errno) -> &'static str {
 }
 
 open_enum! {
-    /// Why a connection was rejected, by the peer's program or by a connection manager on the way.
+    /// The reason of a rejection, by the peer's program or by a connection manager on the way.
     #[doc(alias = "ib_cm_rej_reason")]
     pub struct RejectReason(u32) {
         NO_QP = rej::IB_CM_REJ_NO_QP.0, "no queue pair is left";
@@ -168,7 +167,7 @@ open_enum! {
         INVALID_COMM_ID = rej::IB_CM_REJ_INVALID_COMM_ID.0, "an invalid communication id";
         INVALID_COMM_INSTANCE = rej::IB_CM_REJ_INVALID_COMM_INSTANCE.0,
             "an invalid communication instance";
-        /// Nobody listens on the port.
+        /// No listener has the port.
         INVALID_SERVICE_ID = rej::IB_CM_REJ_INVALID_SERVICE_ID.0, "nobody listens on the port";
         INVALID_TRANSPORT_TYPE = rej::IB_CM_REJ_INVALID_TRANSPORT_TYPE.0,
             "an invalid transport type";
@@ -223,20 +222,20 @@ impl Rejection {
         u32::try_from(self.status).ok().map(RejectReason)
     }
 
-    /// The error number on iWARP, in place of a reason. Neither is there for a status of the kernel that is no error
+    /// The error number on iWARP, in place of a reason. `None`, as the reason, if the kernel's status is no error
     /// number.
     pub fn errno(&self) -> Option<Errno> {
         errno_of(self.status)
     }
 
     /// The private data of the rejection. On InfiniBand and RoCE this is the whole field of
-    /// [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes, with zeros behind what the peer filled.
+    /// [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes, with zeros after the peer's bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 }
 
-/// The sentence, and the peer's bytes up to the zeros that pad the field.
+/// The text of [`Display`](fmt::Display), and the peer's bytes up to the zeros that pad the field.
 impl fmt::Debug for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = self.private_data.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
@@ -258,7 +257,7 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// Why a connection failed.
+/// The error of a failed connection.
 #[derive(Clone)]
 pub struct ConnectError {
     error: Error,
@@ -266,7 +265,7 @@ pub struct ConnectError {
 }
 
 impl ConnectError {
-    /// The peer's rejection, if that is why the connection failed.
+    /// The peer's rejection, if the peer rejected the connection.
     pub fn rejection(&self) -> Option<&Rejection> {
         self.rejection.as_deref()
     }
@@ -310,7 +309,7 @@ impl From<ConnectError> for std::io::Error {
     }
 }
 
-/// The sentence of [`Display`](fmt::Display), for `fn main() -> Result<…>` and `unwrap`.
+/// The text of [`Display`](fmt::Display), for `fn main() -> Result<…>` and `unwrap`.
 impl fmt::Debug for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -415,7 +414,7 @@ mod tests {
         assert!(extreme.failure("connect").to_string().contains("does not belong here"));
     }
 
-    /// A broken kernel could return any status; system calls answer -4095 at least.
+    /// A broken kernel could return any status; error numbers of system calls end at 4095.
     #[test]
     fn status_that_is_no_error_number_is_named() {
         let kinds = (0..20).map(Type);

@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use uverbs_uapi::qp::ib_uverbs_qp_attr;
 use uverbs_uapi::rdma_user_cm as uapi;
 
-/// An id of the kernel in any state. Dropping it destroys the id, by which the kernel rejects a request,
-/// closes a connection or ends a listener.
+/// An id of the kernel in any state. Dropping it destroys the id: the kernel then rejects a request, closes a
+/// connection or ends a listener.
 #[derive(Debug)]
 pub(crate) struct IdInner {
     pub(super) channel: Arc<Channel>,
     number: AtomicU32,
-    /// The id whose membership in a multicast group this is.
+    /// For a membership in a multicast group: the id that joined.
     parent: Option<Arc<IdInner>>,
     pub(super) space: PortSpace,
     /// The type of the queue pairs that the id connects.
@@ -60,7 +60,7 @@ impl IdInner {
             return Err(Error::invalid(VERB, detail));
         }
         let key = channel.key();
-        // The kernel looks at the type in the port space IB alone; in others it follows from the space.
+        // The kernel reads the type in the port space IB only; in other spaces the type follows from the space.
         let request = uapi::rdma_ucm_create_id {
             uid: key,
             ps: space.0,
@@ -104,8 +104,8 @@ impl IdInner {
         })
     }
 
-    /// A membership in a multicast group, which has events and a number of its own. Its events may be read before
-    /// the command returns, so that it is registered before it has [`joined`](Self::joined).
+    /// A membership in a multicast group, which has events and a number of its own. Its events may arrive before the
+    /// join command returns, so that it is registered before [`joined`](Self::joined) sets its number.
     pub(super) fn member(self: &Arc<Self>, verb: &'static str) -> Result<Arc<IdInner>> {
         let member = Arc::new(IdInner {
             channel: self.channel.clone(),
@@ -126,7 +126,7 @@ impl IdInner {
         self.parent.as_ref().is_some_and(|parent| parent.key == key)
     }
 
-    /// Makes the membership the one with this number of the kernel, which dropping it ends.
+    /// Sets the kernel's number of the membership, which dropping it then ends.
     pub(super) fn joined(&self, number: u32) {
         self.number.store(number, Ordering::Relaxed);
         self.moved.store(false, Ordering::Relaxed);
@@ -211,7 +211,8 @@ impl IdInner {
         let mut answer = ib_uverbs_qp_attr::default();
         let command = UcmaCommand::init_qp_attr(&request, &mut answer);
         self.execute(verb, command).map_err(|error| match error.errno() {
-            // The kernel's handshake is over (`ib_cm_init_qp_attr`), of which it told nobody before an accept.
+            // The kernel's handshake has ended (`ib_cm_init_qp_attr`). Before an accept the kernel reports no such
+            // event.
             Errno::INVAL => given_up(error),
             _ => error.context(|| {
                 format!("the kernel has no attributes for state {state} of the queue pair")
@@ -220,8 +221,8 @@ impl IdInner {
         Ok(answer)
     }
 
-    /// Sends an accept. The kernel answers `EINVAL` both if the peer gave up and for parameters that it does not take,
-    /// and has attributes for a queue pair only if the peer is there.
+    /// Sends an accept. The kernel answers `EINVAL` both if the peer gave up and for parameters that it refuses. A
+    /// query of queue pair attributes, which succeeds only while the peer is there, tells the two cases apart.
     pub(super) fn accept(&self, verb: &'static str, request: &uapi::rdma_ucm_accept) -> Result<()> {
         let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_ACCEPT, request);
         self.execute(verb, command).map_err(|error| match error.errno() {
@@ -291,7 +292,7 @@ impl Drop for IdInner {
     }
 }
 
-/// The error of a step for which the peer is not there any more.
+/// The error of a step whose peer has gone.
 pub(super) fn given_up(error: Error) -> Error {
     error.meaning(Errno::CONNABORTED).detail("the peer gave up or closed the connection meanwhile")
 }

@@ -1,6 +1,6 @@
-//! What ids have on InfiniBand beside IP addresses: addresses of ports and services, paths, and the services that a
-//! subnet administrator knows. Pairs with `ucma_query_gid`, `ucma_query_path`, `ucma_set_ib_path` and
-//! `ucma_resolve_ib_service` in `core/ucma.c`, and with `path_rec_table` in `core/sa_query.c`.
+//! Ids on InfiniBand without IP addresses: GIDs with service ids, paths, and the services that a subnet administrator
+//! knows. Pairs with `ucma_query_gid`, `ucma_query_path`, `ucma_set_ib_path` and `ucma_resolve_ib_service` in
+//! `core/ucma.c`, and with `path_rec_table` in `core/sa_query.c`.
 
 use super::address::STORAGE;
 use super::address_error::explain_privileged;
@@ -31,14 +31,14 @@ use zerocopy::{FromBytes, IntoBytes};
 /// The address family of InfiniBand, which rustix does not name.
 pub(super) const AF_IB: u16 = 27;
 
-/// Why a port asks no subnet administrator.
+/// The error of a query if the port has no subnet administrator.
 pub(super) const NO_ADMINISTRATOR: &str = "the port knows no subnet administrator to ask; without one, \
      `set_ib_path` takes a path that the program knows";
 
 /// The P_Key of the default partition, for full members.
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// An address on InfiniBand: the GID of a port, and a service there.
+/// An address on InfiniBand: the GID of a port, and a service id.
 ///
 /// ```no_run
 /// # fn f(id: uverbs::cm::Id, gid: uverbs::Gid) -> uverbs::Result<()> {
@@ -87,9 +87,9 @@ pub struct IbAddress {
     pub gid: Gid,
     /// The partition.
     pub pkey: u16,
-    /// The service, in which the port space is the upper part and the port number the last 16 bits.
+    /// The service id: the upper bits are the port space, the last 16 bits the port number.
     pub service_id: u64,
-    /// The bits of the service id that count.
+    /// The bits of the service id that are compared.
     pub service_mask: u64,
     /// The flow label of the global route.
     pub flow_info: u32,
@@ -98,8 +98,8 @@ pub struct IbAddress {
 }
 
 impl IbAddress {
-    /// The address of a port number in a port space, in the default partition. With port number 0 the kernel chooses
-    /// one for an id that is bound.
+    /// The address of a port number in a port space, in the default partition. If an id is bound with port number 0,
+    /// the kernel chooses one.
     pub fn new(gid: Gid, space: PortSpace, port: u16) -> IbAddress {
         IbAddress::of_service(gid, u64::from(space.0) << 16 | u64::from(port))
     }
@@ -139,7 +139,7 @@ impl IbAddress {
         (storage, size_of::<uapi::sockaddr_ib>() as u16)
     }
 
-    /// An address from the kernel's form; `None` if it is of another family, or not set.
+    /// An address from the kernel's form; `None` for another address family, and for an unset address.
     pub(super) fn decode(storage: &[u8]) -> Option<IbAddress> {
         let (raw, _) = uapi::sockaddr_ib::read_from_prefix(storage).ok()?;
         (raw.sib_family == AF_IB).then(|| IbAddress {
@@ -154,9 +154,9 @@ impl IbAddress {
 }
 
 impl ListeningId {
-    /// The GID and the service that the id listens on. An id with an IP address has them, too. The GID is `::`, all
-    /// zeros, for an id that listens on an unspecified address, which is that of no device;
-    /// [`ConnectRequest::ib_addrs`] tells the GID that a request came to.
+    /// The GID and the service that the id listens on, also of an id with an IP address. The GID is `::`, all zeros,
+    /// for an id that listens on the unspecified address, which belongs to no device; [`ConnectRequest::ib_addrs`] has
+    /// the GID that a request came to.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl ListeningId {
 }
 
 impl ConnectRequest {
-    /// The GIDs and the service of both ends, this one first. A request with IP addresses has them, too.
+    /// The GIDs and the service of both ends, this end first, also of a request with IP addresses.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl ConnectRequest {
 }
 
 impl Connection {
-    /// The GIDs and the service of both ends, this one first. A connection with IP addresses has them, too.
+    /// The GIDs and the service of both ends, this end first, also of a connection with IP addresses.
     ///
     /// # Errors
     ///
@@ -188,43 +188,45 @@ impl Connection {
     }
 }
 
-/// A path through the subnet, as a subnet administrator describes it. On RoCE the kernel makes one of the IP addresses.
+/// A path through the subnet, as a subnet administrator describes it. On RoCE the kernel makes one from the IP
+/// addresses.
 ///
-/// [`IbPath::default`] is a reversible path in the default partition with an MTU of 2048 bytes, between no ports yet.
+/// [`IbPath::default`] is a reversible path in the default partition with an MTU of 2048 bytes, with GIDs and LIDs
+/// still to be set.
 #[doc(alias = "ib_path_record")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IbPath {
-    /// The service that the path is for; 0 stands for any.
+    /// The service id that the path is for; 0 stands for any.
     pub service_id: u64,
     /// The GID of the other end.
     pub dgid: Gid,
     /// The GID of this end.
     pub sgid: Gid,
-    /// The local identifier of the other end.
+    /// The LID of the other end.
     pub dlid: u16,
-    /// The local identifier of this end.
+    /// The LID of this end.
     pub slid: u16,
-    /// 20 bits.
+    /// The flow label of the global route, 20 bits.
     pub flow_label: u32,
-    /// How many routers a packet passes at most.
+    /// The largest number of routers that a packet passes.
     pub hop_limit: u8,
     /// The traffic class of the global route.
     pub traffic_class: u8,
-    /// Whether the way back is the same path, which connections need.
+    /// Whether packets can return on the same path, as connections need.
     pub reversible: bool,
     /// The partition.
     pub pkey: u16,
-    /// The class of service that the administrator was asked for, 12 bits.
+    /// The QoS class that the query asked for, 12 bits.
     pub qos_class: u16,
-    /// 4 bits.
+    /// The service level, 4 bits.
     pub service_level: u8,
     /// The path's MTU.
     pub mtu: Mtu,
     /// The static rate, 6 bits, coded as in [`AddressVector::static_rate`](crate::AddressVector::static_rate).
     pub rate: u8,
-    /// How long a packet is under way at most, 6 bits: 4.096 µs · 2ⁿ.
+    /// The longest time of a packet on the path, 6 bits: 4.096 µs · 2ⁿ.
     pub packet_life_time: u8,
-    /// 0 is the path that the administrator prefers.
+    /// The rank among several paths; the administrator prefers 0.
     pub preference: u8,
 }
 
@@ -255,7 +257,7 @@ impl Default for IbPath {
 const RECORD: usize = 64;
 
 impl IbPath {
-    /// What a value is, rather than at least or at most.
+    /// The selector of MTU, rate and packet life time: exactly this value, not a bound.
     const EXACTLY: u8 = 2 << 6;
 
     /// Refuses values that their fields cannot hold.
@@ -299,7 +301,7 @@ impl IbPath {
         put(&self.dlid.to_be_bytes());
         put(&self.slid.to_be_bytes());
         put(&flow.to_be_bytes());
-        // One path.
+        // The record's count of paths: 1.
         put(&[self.traffic_class, u8::from(self.reversible) << 7 | 1]);
         put(&self.pkey.to_be_bytes());
         put(&(self.qos_class << 4 | u16::from(self.service_level)).to_be_bytes());
@@ -367,16 +369,16 @@ pub enum IbService<'a> {
     Name(&'a str),
 }
 
-/// What a subnet administrator knows of a service.
+/// A subnet administrator's record of a service.
 #[doc(alias = "ib_user_service_rec")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IbServiceRecord {
-    /// Where the service is.
+    /// The address of the service.
     pub address: IbAddress,
-    /// For how many seconds the record holds; `u32::MAX` for ever.
+    /// The lease of the record in seconds; `u32::MAX` for an unlimited one.
     pub lease: u32,
-    /// The key by which the record can be changed, or zeros.
+    /// The key that allows changes of the record, or zeros.
     pub key: [u8; 16],
     /// The name.
     pub name: String,
@@ -408,7 +410,7 @@ impl IbServiceRecord {
 }
 
 impl IdInner {
-    /// Both ends by GID and service, which an id with IP addresses has, too.
+    /// Both ends by GID and service, also of an id with IP addresses.
     pub(super) fn ib_addrs(&self, verb: &'static str) -> Result<(IbAddress, IbAddress)> {
         let option = uapi::RDMA_USER_CM_QUERY_GID;
         let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
@@ -420,7 +422,7 @@ impl IdInner {
         }
     }
 
-    /// Asks for a list, of which the kernel answers the count and as many items as there is room for.
+    /// Queries a list. The kernel answers its length and as many items as the buffer has room for.
     fn query_list<T: FromBytes>(&self, verb: &'static str, option: u32) -> Result<Vec<T>> {
         const HEADER: usize = size_of::<uapi::rdma_ucm_query_path_resp>();
         let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
@@ -501,9 +503,9 @@ impl IdInner {
     }
 }
 
-/// Refuses a service id that the kernel takes as none of the port space: `cma_select_ib_ps`.
+/// Refuses a service id outside of the port space, as the kernel's `cma_select_ib_ps` does.
 fn check_service(verb: &'static str, space: PortSpace, address: &IbAddress) -> Result<()> {
-    /// The port number, which is no part of the port space.
+    /// The bits of the port number.
     const NUMBER: u64 = 0xffff;
     let spaces: &[PortSpace] = match space {
         PortSpace::IB => &[PortSpace::IB, PortSpace::TCP, PortSpace::UDP],
@@ -526,7 +528,7 @@ fn check_service(verb: &'static str, space: PortSpace, address: &IbAddress) -> R
     Err(Error::invalid(verb, detail))
 }
 
-/// Why the kernel binds no id to an address.
+/// Explains the kernel's refusal to bind an id to an address.
 fn explain_bind(error: Error, space: PortSpace, address: &IbAddress) -> Error {
     let port = address.port();
     match error.errno() {
@@ -561,7 +563,7 @@ impl Id {
     }
 
     /// As [`resolve_addr`](Self::resolve_addr), to the GID of a port and a service, on InfiniBand. The kernel chooses a
-    /// port in the same subnet and partition, and asks nobody.
+    /// local port in the same subnet and partition, without a query of the network.
     ///
     /// # Errors
     ///
@@ -615,13 +617,13 @@ impl BoundId {
             Errno::INVAL => {
                 error.detail(format!("the id is bound to an IP address, and {} is a GID", to.gid))
             }
-            // `resolve_ib` has said what it knows.
+            // `resolve_ib` has explained it.
             _ => error,
         })
     }
 
-    /// The GID and the service that the id is bound to. An id with an IP address has them, too. The GID is `::`, all
-    /// zeros, for an id that is bound to an unspecified address, which is that of no device.
+    /// The GID and the service that the id is bound to, also of an id with an IP address. The GID is `::`, all zeros,
+    /// for an id that is bound to the unspecified address, which belongs to no device.
     ///
     /// # Errors
     ///
@@ -630,8 +632,8 @@ impl BoundId {
         self.id.ib_addrs("get_local_addr").map(|(local, _)| local)
     }
 
-    /// Asks the subnet administrator where a service is, by the InfiniBand port that has the id's address. An id asks
-    /// once.
+    /// Asks the subnet administrator for the address of a service, through the InfiniBand port that has the id's
+    /// address. An id asks once.
     ///
     /// # Errors
     ///
@@ -646,8 +648,8 @@ impl BoundId {
 }
 
 impl AddrResolved {
-    /// Takes this path in place of the one that the kernel would resolve: a path that the program knows, where no
-    /// subnet administrator answers. The route is then resolved at once.
+    /// Takes this path in place of the one that the kernel would resolve, for example where no subnet administrator
+    /// answers. The route is then resolved at once.
     ///
     /// ```no_run
     /// # fn f(id: uverbs::cm::Id, here: uverbs::Gid, there: uverbs::Gid, qp: &uverbs::QueuePair)
@@ -677,7 +679,7 @@ impl AddrResolved {
 }
 
 impl RouteResolved {
-    /// The GIDs and the service of both ends, this one first. An id with IP addresses has them, too.
+    /// The GIDs and the service of both ends, this end first, also of an id with IP addresses.
     ///
     /// # Errors
     ///
@@ -702,15 +704,15 @@ impl RouteResolved {
     }
 }
 
-/// An id that asks the subnet administrator where a service is.
+/// An id that waits for the subnet administrator's address of a service.
 #[derive(Debug)]
 pub struct ResolvingIbService {
     id: Arc<IdInner>,
 }
 
 impl ResolvingIbService {
-    /// Waits for the administrator's answer, at most for `timeout`, without one for ever; a timeout of zero looks once
-    /// and returns.
+    /// Waits for the administrator's answer, for at most `timeout`, or without a limit for `None`; a timeout of zero
+    /// polls once.
     ///
     /// # Errors
     ///
@@ -743,7 +745,7 @@ impl Step for ResolvingIbService {
     }
 }
 
-/// An id that knows where a service is.
+/// An id that has the address of a service.
 #[derive(Debug)]
 pub struct IbServiceResolved {
     id: Arc<IdInner>,
@@ -752,12 +754,11 @@ pub struct IbServiceResolved {
 }
 
 impl IbServiceResolved {
-    /// What the administrator knows: at least one record, and at most as many as one answer of the kernel has room for,
-    /// which are 371. The first is the one that
-    /// [`resolve_route`](Self::resolve_route) goes to.
+    /// The subnet administrator's records: at least one, and at most 371, the room of the kernel's answer.
+    /// [`resolve_route`](Self::resolve_route) takes the first one.
     ///
-    /// For another one take a new id: [`Id::bind_ib`], [`BoundId::resolve_ib_addr`]. The kernel takes no other address
-    /// for this id.
+    /// To reach another one, make a new id with [`Id::bind_ib`] and [`BoundId::resolve_ib_addr`]: the kernel takes no
+    /// other address for this id.
     #[doc(alias = "rdma_query_addrinfo")]
     pub fn records(&self) -> &[IbServiceRecord] {
         &self.records
@@ -824,7 +825,7 @@ mod tests {
             }
             let path = bytes.first_chunk().map(IbPath::from_record);
             if let Some(path) = path {
-                // Within the bits of its fields, as the kernel wants them back.
+                // Every value fits its field, so that the kernel takes the path back.
                 assert!(path.check("set_ib_path").is_ok(), "{path:?}");
                 assert_eq!(
                     IbPath::from_record(&path.to_record()),

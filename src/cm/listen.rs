@@ -26,7 +26,7 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
 /// An id that listens.
 ///
-/// Dropping it ends the listener. The kernel rejects the requests that nobody took; accepted connections
+/// Dropping it ends the listener. The kernel rejects the requests that the program did not take; accepted connections
 /// stay.
 #[derive(Debug)]
 pub struct ListeningId {
@@ -48,18 +48,17 @@ impl ListeningId {
         local_addr(&self.id)
     }
 
-    /// How many connect requests were rejected because as many others as the [backlog](super::BoundId::listen) waited
-    /// to be taken.
+    /// The number of connect requests that were rejected because the [backlog](super::BoundId::listen) was full.
     pub fn overflows(&self) -> u64 {
         self.id.overflows()
     }
 
-    /// Waits for a connect request, at most for `timeout`, without one for ever; a timeout of zero looks
-    /// once and returns. `None` after the timeout. Several threads may wait; each request goes to one of them.
+    /// Waits for a connect request, for at most `timeout`, or without a limit for `None`; a timeout of zero polls once.
+    /// `None` after the timeout. Several threads may wait; each request goes to one of them.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the kernel is removing the device of the address, for every call from then on; `EACCES` after a
+    /// `ENODEV` if the kernel is removing the device of the address, in this and every later call; `EACCES` after a
     /// change of credentials.
     #[doc(alias = "rdma_get_request")]
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<ConnectRequest>> {
@@ -93,7 +92,7 @@ impl Step for &ListeningId {
 
 /// A peer's connect request. Dropping it rejects the request.
 ///
-/// A request is looked at before it is accepted, or refused:
+/// The program may read a request before it accepts or rejects it:
 ///
 /// ```no_run
 /// # fn f(request: uverbs::cm::ConnectRequest, qp: &uverbs::QueuePair, busy: bool,
@@ -154,33 +153,32 @@ impl ConnectRequest {
         self.id.qp_type
     }
 
-    /// The private data of the request: the whole field of the message, with zeros behind what the peer
-    /// filled.
+    /// The private data of the request: the whole field of the message, with zeros after the peer's bytes.
     pub fn private_data(&self) -> &[u8] {
         let length = usize::from(self.conn.private_data_len);
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
     }
 
-    /// The number of the peer's queue pair; 0 in the port space [`UDP`](PortSpace::UDP), where the completion of
-    /// its first datagram tells it.
+    /// The number of the peer's queue pair. It is 0 in the port space [`UDP`](PortSpace::UDP), where the completion of
+    /// the peer's first datagram has the number.
     pub fn peer_qpn(&self) -> Qpn {
         Qpn(self.conn.qp_num)
     }
 
-    /// The options of the peer's vendor, if the request carries any.
+    /// The peer's ECE options, if the request carries any.
     #[doc(alias = "rdma_get_remote_ece")]
     pub fn ece(&self) -> Option<Ece> {
         self.ece
     }
 
-    /// How many reads and atomics the peer wants outstanding: more is of no use as
-    /// [`responder_resources`](ConnectParam::responder_resources).
+    /// The number of reads and atomics that the peer wants outstanding; a larger
+    /// [`responder_resources`](ConnectParam::responder_resources) is of no use.
     pub fn responder_resources(&self) -> u8 {
         self.conn.responder_resources
     }
 
-    /// How many outstanding reads and atomics the peer can answer: more is of no use as
-    /// [`initiator_depth`](ConnectParam::initiator_depth).
+    /// The number of outstanding reads and atomics that the peer can answer; a larger
+    /// [`initiator_depth`](ConnectParam::initiator_depth) is of no use.
     pub fn initiator_depth(&self) -> u8 {
         self.conn.initiator_depth
     }
@@ -207,7 +205,7 @@ impl ConnectRequest {
         self.path(VERB)?.local.ok_or_else(|| no_address(VERB))
     }
 
-    /// The context of the device that the request came to, which the queue pair is to be created on. See
+    /// The context of the device that the request came to: create the queue pair there. See
     /// [`EventChannel::use_context`].
     ///
     /// # Errors
@@ -219,7 +217,7 @@ impl ConnectRequest {
         self.id.channel.context(VERB, self.path(VERB)?.device(VERB)?)
     }
 
-    /// The device and the addresses of a request never change, so that the kernel is asked once.
+    /// The device and the addresses of a request never change, so that one query is enough.
     fn path(&self, verb: &'static str) -> Result<Path> {
         let known = self.path.lock().and_then(|path| *path);
         if let Some(path) = known {
@@ -232,8 +230,8 @@ impl ConnectRequest {
         Ok(path)
     }
 
-    /// Moves the request, and the connection that follows, to another channel, as for a thread with a
-    /// channel of its own. Moving it to the channel that it is on does nothing.
+    /// Moves the request, and the connection that follows, to another channel, for example that of another thread.
+    /// Moving it to its own channel does nothing.
     ///
     /// # Errors
     ///
@@ -247,8 +245,8 @@ impl ConnectRequest {
         Ok(ConnectRequest { id, ..self })
     }
 
-    /// Brings a queue pair to `INIT`, where receives can be posted. Otherwise [`accept`](Self::accept)
-    /// does it.
+    /// Brings a queue pair to `INIT`, so that receives can be posted. Without this call, [`accept`](Self::accept) does
+    /// it.
     ///
     /// # Errors
     ///
@@ -259,14 +257,14 @@ impl ConnectRequest {
         ConnectedQp::of(qp).init(VERB, &self.id)
     }
 
-    /// Accepts the request with a queue pair in `RESET` or `INIT`, and brings it to `RTS`. Send only when
-    /// the peer has confirmed: see [`Accepting::wait`]. Receives may complete before.
+    /// Accepts the request with a queue pair in `RESET` or `INIT`, and brings it to `RTS`. Send only when the peer has
+    /// confirmed the connection: see [`Accepting::wait`]. Receives may complete before.
     ///
     /// # Errors
     ///
     /// Any error rejects the request. `EINVAL` for a queue pair of another type than the request's, on another device
     /// or past `INIT`, too much private data, or a parameter above the device's limit. `ECONNABORTED` if the peer gave
-    /// up while its request waited, as an impatient client does: nothing is wrong on this side.
+    /// up while its request waited, as a client with a short timeout does: nothing is wrong on this side.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QpControl, param: &ConnectParam) -> Result<Accepting> {
         const VERB: &str = "accept";
@@ -284,7 +282,7 @@ impl ConnectRequest {
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let (peer_qpn, private_data) = (self.peer_qpn(), self.private_data().into());
-        // A program that names its answer has told the device by itself.
+        // A program that sets the answer's options has set the device's by itself.
         let options = match param.ece {
             Some(_) => None,
             None => connected.ece_in_common(VERB, self.ece)?,
@@ -297,10 +295,10 @@ impl ConnectRequest {
             ece_options: options,
         };
         link.qp.ready(VERB, &link.id, &agreed)?;
-        // The answer bears the vendor of the request, whether this device has its options or not.
+        // The answer carries the vendor of the request even if this device has none of its options.
         let taken = link.qp.ece(VERB)?.map_or(0, |ece| ece.options);
         let chosen = param.ece.or(self.ece.map(|asked| Ece { options: taken, ..asked }));
-        // The kernel begins to report events of the id.
+        // From the accept on, the kernel reports events of the id.
         link.id.channel.register(VERB, &link.id)?;
         let request = uapi::rdma_ucm_accept {
             uid: link.id.key,
@@ -315,7 +313,7 @@ impl ConnectRequest {
 
     /// Tells the peer the number of a queue pair, in the port space [`UDP`](PortSpace::UDP), and brings the queue
     /// pair from `RESET` or `INIT` to `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). Past `INIT` it
-    /// stays as it is, so that one queue pair may have many peers. Nothing is left to wait for or to close.
+    /// stays as it is, so that one queue pair may have many peers. The exchange is then over: there is no connection.
     ///
     /// # Errors
     ///
@@ -347,16 +345,16 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more bytes; the request is then rejected without any. `ECONNABORTED` if the peer gave up, and is
-    /// told nothing.
+    /// `EINVAL` for more bytes; the request is then rejected without any. `ECONNABORTED` if the peer gave up; nothing
+    /// is sent.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.reject_for(0, private_data)
     }
 
-    /// As [`reject`](Self::reject), because of the options of the peer's vendor: the peer reads
-    /// [`RejectReason::VENDOR_OPTION_NOT_SUPPORTED`](super::RejectReason::VENDOR_OPTION_NOT_SUPPORTED), and may ask
-    /// again without.
+    /// As [`reject`](Self::reject), because of the request's ECE options: the peer reads
+    /// [`RejectReason::VENDOR_OPTION_NOT_SUPPORTED`](super::RejectReason::VENDOR_OPTION_NOT_SUPPORTED), and may send
+    /// another request without options.
     ///
     /// ```no_run
     /// # use uverbs::{Ece, QpControl, QueuePair, cm::*};
@@ -390,7 +388,7 @@ impl ConnectRequest {
         self.reject_for(reason.0 as u8, private_data)
     }
 
-    /// The kernel takes reason 0 as that the program refuses.
+    /// Reason 0 means consumer-defined.
     fn reject_for(self, reason: u8, private_data: &[u8]) -> Result<()> {
         const VERB: &str = "reject";
         let message = match self.id.is_datagram() {
@@ -421,7 +419,7 @@ impl IdInner {
             let detail = "an id for XRC initiators connects; one for XRC targets listens";
             return Err(Error::invalid(VERB, detail));
         }
-        // Requests may come before the command returns.
+        // Requests may arrive before the command returns.
         let most = max_backlog(&self.channel.platform, MAX_BACKLOG);
         self.set_backlog(kept(backlog, most));
         let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
@@ -444,8 +442,8 @@ impl IdInner {
 /// The setting of [`max_backlog`].
 const MAX_BACKLOG: &str = "/proc/sys/net/rdma_ucm/max_backlog";
 
-/// The most connect requests that may wait to be read from a channel, for each listener. Outside of the first network
-/// namespace the setting is not to be seen, and holds there, too.
+/// The limit of the connect requests that wait to be read from a channel, for each listener. The setting is visible in
+/// the first network namespace only, and holds in all.
 fn max_backlog(platform: &Platform, setting: &str) -> u32 {
     /// The kernel's default, and the constant of a hosted kernel.
     const DEFAULT: u32 = 1024;
@@ -456,7 +454,7 @@ fn max_backlog(platform: &Platform, setting: &str) -> u32 {
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
 }
 
-/// How many requests a listener keeps: as many as the kernel keeps beside it (`ucma_listen`), and at least one.
+/// The number of requests that a listener keeps: as many as the kernel (`ucma_listen`), and at least one.
 fn kept(backlog: u32, most: u32) -> usize {
     let kept = if backlog == 0 { most } else { backlog.min(most) };
     kept.max(1) as usize

@@ -1,4 +1,4 @@
-//! Tasks that share a channel, in loom's interleavings. The kernel has no events, and does whatever it is told.
+//! Tasks that share a channel, in loom's interleavings. The kernel has no events, and carries out every command.
 
 use super::event::Event;
 pub(crate) use super::id::IdInner as Inner;
@@ -39,14 +39,14 @@ pub(crate) fn channel() -> EventChannel {
     EventChannel::on(Box::new(Silent(file))).expect("a channel")
 }
 
-/// An id that nothing was done with.
+/// A new id.
 pub(crate) fn id(channel: &EventChannel) -> Arc<IdInner> {
     let id = IdInner::adopt(&channel.inner, 1, PortSpace::TCP, QpType::RC);
     channel.inner.register("model", &id).expect("no fork");
     id
 }
 
-/// Reports an event of the id, as the thread that reads the channel.
+/// Reports an event of the id, as the thread that reads the channel does.
 pub(crate) fn tell(id: &IdInner, kind: rdma_cm_event_type) {
     let mut waiting = Waiting::default();
     let raw = rdma_ucm_event_resp { event: kind.0, ..Default::default() };
@@ -114,7 +114,7 @@ fn a_driver_reads_when_a_thread_stops_reading() {
     });
 }
 
-/// Each of two tasks takes one of two events, whichever is polled when.
+/// Each of two tasks takes one of two events, in any order of polls.
 #[test]
 fn events_that_come_while_tasks_poll_wake_them() {
     crate::sync::bounded_model(2, 3, || {

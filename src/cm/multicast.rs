@@ -20,14 +20,14 @@ use std::time::Duration;
 use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
-/// The kernel's `ENOTSUPP`, which has no name for programs.
+/// The kernel's `ENOTSUPP`, for which user space has no name.
 const ENOTSUPP: i32 = 524;
 
-/// What a member of a multicast group takes part in.
+/// The role of a member of a multicast group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MulticastRole {
-    /// The queue pair receives what is sent to the group, and may send to it.
+    /// The queue pair receives the group's datagrams, and may send to the group.
     #[default]
     #[doc(alias = "RDMA_MC_JOIN_FLAG_FULLMEMBER")]
     Full,
@@ -93,8 +93,8 @@ impl JoiningMulticast {
         Ok(JoiningMulticast { member, qp: connected, role })
     }
 
-    /// Waits until the host is a member, at most for `timeout`, without one for ever; a timeout of zero looks once
-    /// and returns. With [`MulticastRole::Full`] the queue pair then receives the group's datagrams.
+    /// Waits until the host is a member, for at most `timeout`, or without a limit for `None`; a timeout of zero polls
+    /// once. With [`MulticastRole::Full`] the queue pair then receives the group's datagrams.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl Step for JoiningMulticast {
 /// // Datagrams for it reach every member.
 /// let all = Destination::new(&ah, member.qpn(), member.qkey());
 /// # let _ = all;
-/// // Until an event says that the subnet manager, or the device, ended the membership.
+/// // Returns when the subnet manager, or the removal of the device, has ended the membership.
 /// member.wait_lost(None)?;
 /// # Ok(()) }
 /// ```
@@ -162,7 +162,7 @@ pub struct MulticastMember {
     /// The queue pair leaves before the host does.
     attachment: Option<McastMembership>,
     member: Arc<IdInner>,
-    /// Whether an event said that the membership is lost.
+    /// Whether an event reported the loss of the membership.
     lost: AtomicBool,
     address: AddressVector,
     gid: Gid,
@@ -181,7 +181,7 @@ impl MulticastMember {
         self.gid
     }
 
-    /// The number that datagrams to the group are sent to: `0xffffff`.
+    /// The queue pair number for datagrams to the group: `0xffffff`.
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
@@ -196,14 +196,14 @@ impl MulticastMember {
         self.attachment.is_some()
     }
 
-    /// Whether an event said that the membership is lost, or that the device is being removed.
+    /// Whether an event reported the loss of the membership, or the removal of the device.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until the membership is lost, at most for `timeout`, without one for ever; a timeout of zero looks once
-    /// and returns. It is when the device is removed, and on InfiniBand when the subnet manager restarts, which forgets
-    /// its groups: the host has to join again. Several threads may wait.
+    /// Waits until the membership is lost, for at most `timeout`, or without a limit for `None`; a timeout of zero
+    /// polls once. The removal of the device ends a membership, and on InfiniBand a restart of the subnet manager,
+    /// which forgets its groups: the host has to join again. Several threads may wait.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl Step for &MulticastMember {
         &self.member
     }
 
-    /// The kernel repeats no join, and tells the id the rest.
+    /// The kernel reports a join once, and other events to the id that joined.
     fn ignores(&self, event: &Event) -> bool {
         !matches!(
             event.kind,
@@ -240,13 +240,13 @@ impl Step for &MulticastMember {
 
     fn advance(self, _event: Event) -> Result<()> {
         self.lost.store(true, Ordering::Relaxed);
-        // Other tasks may wait for it, too.
+        // Other tasks may wait for the loss, too.
         self.member.wake();
         Ok(())
     }
 }
 
-/// Why the kernel refuses a group.
+/// Explains the kernel's refusal of a group.
 fn explain(error: Error, group: IpAddr) -> Error {
     match error.errno() {
         errno if errno.raw_os_error() == ENOTSUPP => error.detail(format!(

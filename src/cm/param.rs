@@ -8,7 +8,7 @@ use uverbs_uapi::rdma_user_cm::{rdma_ucm_conn_param, rdma_ucm_ece};
 
 /// Bytes of private data that a connect request carries on InfiniBand and RoCE.
 ///
-/// The message has 92, of which the IP addresses of both sides take 36. An id with GIDs in their place has
+/// The message has 92; the IP addresses of both sides take 36 of them. An id with GIDs in their place has
 /// [`IB_REQUEST_PRIVATE_DATA`].
 pub const REQUEST_PRIVATE_DATA: usize = 56;
 
@@ -23,14 +23,14 @@ pub const REJECT_PRIVATE_DATA: usize = 148;
 
 /// Bytes of private data that a connect request of the port space [`UDP`](super::PortSpace::UDP) carries.
 ///
-/// The message has 216, of which the IP addresses of both sides take 36. An id with GIDs in their place has
+/// The message has 216; the IP addresses of both sides take 36 of them. An id with GIDs in their place has
 /// [`IB_DATAGRAM_REQUEST_PRIVATE_DATA`].
 pub const DATAGRAM_REQUEST_PRIVATE_DATA: usize = 180;
 
 /// Bytes of private data that a connect request for datagrams carries, if its id has GIDs in place of IP addresses.
 pub const IB_DATAGRAM_REQUEST_PRIVATE_DATA: usize = 216;
 
-/// Bytes of private data that an answer in the port space [`UDP`](super::PortSpace::UDP) carries, be it an accept
+/// Bytes of private data that an answer in the port space [`UDP`](super::PortSpace::UDP) carries, an accept
 /// or a rejection.
 pub const DATAGRAM_REPLY_PRIVATE_DATA: usize = 136;
 
@@ -39,13 +39,13 @@ pub const DATAGRAM_REPLY_PRIVATE_DATA: usize = 136;
 #[doc(alias = "RDMA_UDP_QKEY")]
 pub const DATAGRAM_QKEY: Qkey = Qkey(0x0123_4567);
 
-/// The options of a message, if it carries any.
+/// The ECE options of a message, if it carries any.
 pub(super) fn from_raw_ece(raw: rdma_ucm_ece) -> Option<Ece> {
     let rdma_ucm_ece { vendor_id, attr_mod } = raw;
     (vendor_id != 0).then_some(Ece { vendor_id, options: attr_mod })
 }
 
-/// The kernel's struct of the options that a message is to carry.
+/// The ECE options of a message in the kernel's struct.
 pub(super) fn to_raw_ece(ece: Option<Ece>) -> rdma_ucm_ece {
     let raw = |Ece { vendor_id, options: attr_mod }| rdma_ucm_ece { vendor_id, attr_mod };
     ece.map_or_else(Default::default, raw)
@@ -56,7 +56,7 @@ pub(super) fn to_raw_ece(ece: Option<Ece>) -> rdma_ucm_ece {
 /// ```
 /// use uverbs::cm::ConnectParam;
 /// let param = ConnectParam::new().private_data(b"hello").initiator_depth(4);
-/// // Receives come soon, so that a peer that finds none is to send again after 0.01 milliseconds.
+/// // Receives are posted soon: a peer that finds none is to send again after 0.01 milliseconds.
 /// let param = param.min_rnr_timer(1);
 /// ```
 #[doc(alias = "rdma_conn_param")]
@@ -97,9 +97,9 @@ impl ConnectParam {
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
     /// [`ACCEPT_PRIVATE_DATA`] with an accept.
     ///
-    /// The peer does not learn their number: the message has a field of one length and none for the number, and is
-    /// padded with zeros. This library adds nothing to it, so that the peer's program may be of another. Programs whose
-    /// bytes have no length of their own put one in front:
+    /// The peer does not learn the number of bytes: the field has a fixed length, and the kernel pads it with zeros.
+    /// This library adds no length, so that the peer may be written to another library. A program whose bytes do not
+    /// tell their own length puts one in front:
     ///
     /// ```
     /// use uverbs::cm::{ConnectParam, ConnectRequest};
@@ -117,35 +117,35 @@ impl ConnectParam {
     /// ```
     ///
     /// A request of an id with GIDs in place of IP addresses carries up to [`IB_REQUEST_PRIVATE_DATA`]. There the
-    /// kernel overwrites the first byte with 0, and the peer's kernel may take the second one for the version of IP. So
-    /// the first byte has to be 0, and the upper half of the second one neither 4 nor 6.
+    /// kernel overwrites the first byte with 0, and the peer's kernel may take the upper half of the second byte for
+    /// the IP version. So the first byte has to be 0, and the upper half of the second one neither 4 nor 6.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self
     }
 
-    /// How many outstanding reads and atomics of the peer the queue pair can answer. Unless set, this is
-    /// the device's limit; with an accept, no more than the peer asked for.
+    /// The number of the peer's outstanding reads and atomics that the queue pair can answer. Unless set, this is the
+    /// device's limit; with an accept, no more than the peer asked for.
     pub fn responder_resources(mut self, count: u8) -> Self {
         self.responder_resources = Some(count);
         self
     }
 
-    /// How many reads and atomics the queue pair may have outstanding. Unless set, this is the device's
+    /// The number of reads and atomics that the queue pair may have outstanding. Unless set, this is the device's
     /// limit; with an accept, no more than the peer can answer.
     pub fn initiator_depth(mut self, count: u8) -> Self {
         self.initiator_depth = Some(count);
         self
     }
 
-    /// How often both sides retransmit before they give up, 0 to 7; 6 unless set. Soft-RoCE takes 7 as
+    /// The number of times that both sides retransmit before they give up, 0 to 7; 6 unless set. Soft-RoCE takes 7 as
     /// infinite. Only a connect request carries it.
     pub fn retry_count(mut self, count: u8) -> Self {
         self.retry_count = count;
         self
     }
 
-    /// How often the peer retries when this queue pair has no receive posted, 0 to 7; 7, which is
+    /// The number of times that the peer retries when this queue pair has no receive posted, 0 to 7; 7, which is
     /// infinite, unless set.
     pub fn rnr_retry(mut self, count: u8) -> Self {
         self.rnr_retry = count;
@@ -158,15 +158,15 @@ impl ConnectParam {
         self
     }
 
-    /// The vendor's options: with a connect request those for the peer to choose from, with an accept those that were
-    /// chosen. Unless set, these are the queue pair's: a request offers what its device has
-    /// ([`query_ece`](crate::QpControl::query_ece)), an accept has the device take what it has of the request's
-    /// options, and answers with that. The vendor 0 stands for no options: a request then offers none, whatever the
-    /// device has.
+    /// The ECE options: in a connect request those for the peer to choose from, in an accept those that were chosen.
+    /// Unless set, a request offers the options of the queue pair's device
+    /// ([`query_ece`](crate::QpControl::query_ece)). An accept has the device take the request's options that it
+    /// supports, and answers with them. Vendor 0 stands for no options: a request then offers none, even if the device
+    /// has some.
     ///
-    /// Options that are set with an accept are for a program that gives them to the device itself
-    /// ([`set_ece`](crate::QpControl::set_ece)). Those of the peer's answer to a request go to the device in either
-    /// case.
+    /// Set options with an accept only in a program that gives them to the device itself
+    /// ([`set_ece`](crate::QpControl::set_ece)). The options in the peer's answer to a request go to the device in
+    /// either case.
     #[doc(alias = "rdma_set_local_ece")]
     pub fn ece(mut self, ece: Ece) -> Self {
         self.ece = Some(ece);
@@ -177,8 +177,8 @@ impl ConnectParam {
     /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). 12 unless set: 0.64 milliseconds, as in
     /// [`Handshake`](crate::Handshake). The kernel's own is 0, which is 655 milliseconds.
     ///
-    /// Soft-RoCE's sender takes retries off its count while a wait lasts that is longer than its acknowledgement
-    /// timeout, so that long ones end the connection although [`rnr_retry`](Self::rnr_retry) is 7.
+    /// Soft-RoCE's sender takes retries off its count during a wait that is longer than its acknowledgement timeout, so
+    /// that long waits end the connection although [`rnr_retry`](Self::rnr_retry) is 7.
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.min_rnr_timer = code;
         self
@@ -212,7 +212,7 @@ impl ConnectParam {
         Ok(())
     }
 
-    /// The depths that were set, with `limits` as defaults.
+    /// The program's depths, with `limits` as defaults.
     pub(super) fn depths(&self, limits: Depths) -> Depths {
         Depths {
             responder_resources: self.responder_resources.unwrap_or(limits.responder_resources),
@@ -230,12 +230,12 @@ impl ConnectParam {
         check_private_data(verb, message, &self.private_data)
     }
 
-    /// The kernel's struct for a queue pair of datagrams, which has no depths.
+    /// The kernel's struct for a UD queue pair, which has no depths.
     pub(super) fn to_raw_datagram(&self, qpn: Qpn) -> rdma_ucm_conn_param {
         self.to_raw(qpn, false, Depths { responder_resources: 0, initiator_depth: 0 })
     }
 
-    /// The kernel's struct for a queue pair; `srq` says whether that has a shared receive queue.
+    /// The kernel's struct for a queue pair; `srq` tells whether it has a shared receive queue.
     pub(super) fn to_raw(&self, qpn: Qpn, srq: bool, depths: Depths) -> rdma_ucm_conn_param {
         let (private_data, private_data_len) = to_field(&self.private_data);
         rdma_ucm_conn_param {
@@ -254,7 +254,7 @@ impl ConnectParam {
     }
 }
 
-/// How many reads and atomics may be outstanding in each direction.
+/// The numbers of reads and atomics that may be outstanding in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Depths {
     pub(super) responder_resources: u8,
@@ -262,7 +262,7 @@ pub(super) struct Depths {
 }
 
 impl Depths {
-    /// The limits of a device, as far as a message can carry them.
+    /// The limits of a device, at most those that a message can carry.
     pub(super) fn of(attr: &DeviceAttr) -> Depths {
         let limit = |count: u32| u8::try_from(count).unwrap_or(u8::MAX);
         Depths {
@@ -333,9 +333,9 @@ pub(super) fn check_private_data(
     Ok(())
 }
 
-/// Refuses private data that would be taken for a header of IP addresses. Whether a request has that header or not,
-/// the kernel overwrites the first byte with 0, the header's version, and the peer's kernel takes the upper half of
-/// the second byte for the version of IP.
+/// Refuses private data that the peer's kernel would take for a header of IP addresses. The kernel overwrites the first
+/// byte, the header's version, with 0 whether the request has that header or not, and the peer's kernel takes the upper
+/// half of the second byte for the version of IP.
 fn check_is_no_header(verb: &'static str, data: &[u8]) -> Result<()> {
     let (first, second) = match *data {
         [] | [0] | [0, 0x00..=0x3f | 0x50..=0x5f | 0x70..=0xff, ..] => return Ok(()),

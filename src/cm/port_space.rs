@@ -1,4 +1,4 @@
-//! Port spaces: which ids may have the same port, and which type of queue pair they connect. Pairs with
+//! Port spaces, each with port numbers of its own and types of queue pairs that its ids connect. Pairs with
 //! `rdma_ucm_port_space` in `include/uapi/rdma/rdma_user_cm.h`.
 
 use crate::number::open_enum;
@@ -28,7 +28,7 @@ open_enum! {
 }
 
 impl PortSpace {
-    /// The space where both sides of a queue pair of this type usually are.
+    /// The usual space of queue pairs of this type.
     pub(crate) fn of(qp_type: QpType) -> PortSpace {
         match qp_type {
             QpType::RC => PortSpace::TCP,

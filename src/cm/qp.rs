@@ -1,4 +1,4 @@
-//! Brings the queue pair of a connection from `RESET` to `RTS` by the attributes that the kernel returns.
+//! Brings the queue pair of a connection from `RESET` to `RTS` with the attributes that the kernel returns.
 //! Pairs with `ucma_init_qp_attr` in `core/ucma.c` and `ib_cm_init_qp_attr` in `core/cm.c`.
 
 use super::id::IdInner;
@@ -18,16 +18,16 @@ use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
 #[derive(Debug)]
 pub(super) struct ConnectedQp {
     qp: WeakQpHandle,
-    /// The queue pair's count of resets. After a further one it is of another connection, or of none.
+    /// The queue pair's count of resets. After another reset it belongs to another connection, or to none.
     resets: u32,
 }
 
-/// The attributes of a connection's queue pair that the kernel does not have: it returns all others.
+/// The attributes of a connection's queue pair that the kernel does not return.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Negotiated {
     /// The peer's access rights, unless the queue pair has them already.
     pub(super) peer_rights: Option<Access>,
-    /// The numbers of reads and atomics; without them, the kernel takes those of the peer's answer.
+    /// The numbers of reads and atomics; without them those of the peer's answer apply.
     pub(super) depths: Option<Depths>,
     pub(super) min_rnr_timer: u8,
     /// See [`ConnectedQp::ece_in_common`].
@@ -56,8 +56,8 @@ impl ConnectedQp {
         self.control(verb)?.modify(&attr).map_err(|error| error.in_verb(verb))
     }
 
-    /// Brings a queue pair in `RESET` to `INIT`, and gives one in `INIT` the port and the partition key of the id,
-    /// which another route may have had. Refuses one past `INIT`: it may be of another connection.
+    /// Brings a queue pair in `RESET` to `INIT`, and gives one in `INIT` the port and the partition key of the id, in
+    /// place of another route's. Refuses one past `INIT`: it may belong to another connection.
     pub(super) fn init_if_reset(&self, verb: &'static str, id: &IdInner) -> Result<()> {
         match self.control(verb)?.state() {
             QpState::RESET | QpState::INIT => self.init(verb, id),
@@ -71,8 +71,8 @@ impl ConnectedQp {
         }
     }
 
-    /// The access rights of the peer, which depend on its answer. Refuses a queue pair that is not in `INIT` any more:
-    /// another handshake brought it further.
+    /// The access rights of the peer, which depend on its answer. Refuses a queue pair that has left `INIT`: another
+    /// handshake took it further.
     pub(super) fn rights_of_peer(
         &self,
         verb: &'static str,
@@ -91,11 +91,11 @@ impl ConnectedQp {
         Ok(has(&raw, Mask::IB_QP_ACCESS_FLAGS).then_some(rights))
     }
 
-    /// Brings the queue pair from `INIT` to `RTS`. A type of queue pair has only those of the negotiated attributes
-    /// that the kernel returns for it.
+    /// Brings the queue pair from `INIT` to `RTS`. Of the negotiated attributes it gets only those that the kernel
+    /// returns for its type.
     ///
-    /// The change to `RTR` carries the ECE options to the device: a handshake that fails leaves the queue pair none,
-    /// and two handshakes of one queue pair do not mix theirs.
+    /// The change to `RTR` carries the ECE options to the device. So a handshake that fails leaves no options in the
+    /// queue pair, and two handshakes of one queue pair do not mix their options.
     pub(super) fn ready(
         &self,
         verb: &'static str,
@@ -124,8 +124,8 @@ impl ConnectedQp {
         qp.modify(&rts).map_err(|error| error.in_verb(verb))
     }
 
-    /// Brings a queue pair of datagrams from `RESET` or `INIT` to `RTS`, from `RESET` with the connection manager's
-    /// Q_Key. One past `INIT` may have other peers, and stays as it is.
+    /// Brings a UD queue pair from `RESET` or `INIT` to `RTS`, from `RESET` with the connection manager's Q_Key. One
+    /// past `INIT` may have other peers, and stays as it is.
     pub(super) fn ready_datagrams(&self, verb: &'static str, id: &IdInner) -> Result<()> {
         let qp = self.control(verb)?;
         match qp.state() {
@@ -144,13 +144,13 @@ impl ConnectedQp {
         Ok(())
     }
 
-    /// The options that the queue pair's device has or took; `None` if it has none.
+    /// The ECE options of the queue pair: those of its device, or those that it took; `None` if there are none.
     pub(super) fn ece(&self, verb: &'static str) -> Result<Option<Ece>> {
         Ok(self.control(verb)?.qp.ece().map(EceState::get))
     }
 
-    /// The options to carry to the device, which takes those of them that it has: the peer's, or 0 if the peer's device
-    /// is of another vendor. `None` if this device has no options.
+    /// The ECE options to carry to the device, which takes those that it supports: the peer's, or 0 if the peer's
+    /// device has another vendor. `None` if this device has no options.
     pub(super) fn ece_in_common(
         &self,
         verb: &'static str,
@@ -160,13 +160,13 @@ impl ConnectedQp {
         Ok(self.ece(verb)?.map(|own| of_vendor(own).map_or(0, |peers| peers.options)))
     }
 
-    /// Has the queue pair receive what is sent to a multicast group.
+    /// Attaches the queue pair to a multicast group.
     pub(super) fn attach(&self, verb: &'static str, gid: Gid, lid: u16) -> Result<McastMembership> {
         self.control(verb)?.attach_mcast(gid, lid).map_err(|error| error.in_verb(verb))
     }
 
-    /// Brings the queue pair to `ERR`, where what is posted completes with an error. A queue pair that the
-    /// program dropped or reset since needs nothing: it may be in another connection.
+    /// Brings the queue pair to `ERR`, which flushes its requests. A queue pair that the program has dropped or reset
+    /// since needs nothing: it may belong to another connection.
     pub(super) fn stop(&self) -> Result<()> {
         let Some(qp) = self.qp.upgrade().map(|qp| QpControl { qp }) else { return Ok(()) };
         if qp.qp.resets() != self.resets {
@@ -200,7 +200,7 @@ fn has(raw: &ib_uverbs_qp_attr, bit: Mask) -> bool {
     raw.qp_attr_mask & bit.bits() != 0
 }
 
-/// Whether the queue pair receives from a shared receive queue, which the peer is told.
+/// Whether the queue pair has a shared receive queue; the handshake tells the peer.
 pub(super) fn has_srq(qp: &QpControl) -> bool {
     qp.qp.srq().is_some()
 }
@@ -300,7 +300,7 @@ mod tests {
         assert!(!text.contains("sq_psn: Psn(0x63)"), "{text}");
     }
 
-    /// Older kernels set bits for Ethernet addresses that no command takes any more.
+    /// Older kernels set mask bits for Ethernet addresses, which no command takes any more.
     #[test]
     fn bits_without_a_name_are_left_out() {
         let raw =

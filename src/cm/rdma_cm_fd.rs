@@ -1,7 +1,7 @@
 //! The real connection manager: `write(2)` on `/dev/infiniband/rdma_cm`.
 //!
-//! Pairs with `ucma_write` in `core/ucma.c`. Only this file turns a slice of a command into the address
-//! that the kernel reads from or writes to.
+//! Pairs with `ucma_write` in `core/ucma.c`. Only this file turns a slice of a command into the address that the kernel
+//! reads or writes.
 
 use super::ucma::{CommandMemory, UcmaCommand, UcmaFile};
 use crate::platform::Platform;
@@ -30,7 +30,7 @@ impl UcmaFile for RdmaCmFd {
         let length = encode(&mut command, &mut message)?;
         let message = message.get(..length).ok_or(Errno::TOOBIG)?;
         loop {
-            // The kernel writes to no memory but the slice that the command borrows exclusively.
+            // The kernel writes only to the slice that the command borrows exclusively.
             match self.0.write(message) {
                 Ok(written) if written == length => return Ok(()),
                 Ok(_) => return Err(Errno::PROTO),
@@ -122,7 +122,7 @@ mod tests {
         let (read_only, _) = rustix::pipe::pipe().unwrap();
         let listen = rdma_ucm_listen::default();
         let errno = RdmaCmFd::new(read_only).execute(UcmaCommand::new(7, &listen));
-        // Miri does not tell the ends of a pipe apart, and the other end is closed.
+        // Miri does not tell the ends of a pipe apart; the other end is closed.
         assert_eq!(errno, Err(if cfg!(miri) { Errno::PIPE } else { Errno::BADF }));
     }
 }

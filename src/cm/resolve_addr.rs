@@ -26,8 +26,8 @@ pub struct ResolvingAddr {
 }
 
 impl ResolvingAddr {
-    /// Waits until the address is resolved, at most for `timeout`, without one for ever; a timeout of
-    /// zero looks once and returns.
+    /// Waits until the address is resolved, for at most `timeout`, or without a limit for `None`; a timeout of zero
+    /// polls once.
     ///
     /// # Errors
     ///
@@ -84,8 +84,8 @@ impl AddrResolved {
         self.path.local
     }
 
-    /// Starts to join a multicast group, as [`BoundId::join_multicast`](super::BoundId::join_multicast). Resolving
-    /// the group's own address chooses the device by the IP route to the group.
+    /// Starts to join a multicast group, as [`BoundId::join_multicast`](super::BoundId::join_multicast). If the
+    /// resolved address is the group's own, the IP route to the group chooses the device.
     ///
     /// ```no_run
     /// # fn f(channel: &uverbs::cm::EventChannel) -> Result<(), Box<dyn std::error::Error>> {
@@ -129,7 +129,7 @@ impl AddrResolved {
         JoiningMulticast::begin(&self.id, qp, group, role)
     }
 
-    /// Starts to resolve the route, for which the kernel asks the subnet administrator on InfiniBand.
+    /// Starts to resolve the route. On InfiniBand the kernel asks the subnet administrator.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl IdInner {
     }
 }
 
-/// A timeout as the kernel takes it: milliseconds, of which 0 would mean no wait at all.
+/// A timeout in the kernel's unit, milliseconds. At least 1, as 0 would mean no wait at all.
 pub(super) fn milliseconds(timeout: Duration) -> u32 {
     // The kernel keeps the number in an int.
     let longest = i32::MAX as u32;

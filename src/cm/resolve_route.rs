@@ -29,8 +29,8 @@ pub struct ResolvingRoute {
 }
 
 impl ResolvingRoute {
-    /// Waits until the route is resolved, at most for `timeout`, without one for ever; a timeout of zero
-    /// looks once and returns.
+    /// Waits until the route is resolved, for at most `timeout`, or without a limit for `None`; a timeout of zero polls
+    /// once.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ pub struct RouteResolved {
 }
 
 impl RouteResolved {
-    /// The context of the id's device, which the queue pair is to be created on. See
+    /// The context of the id's device: create the queue pair there. See
     /// [`EventChannel::use_context`](super::EventChannel::use_context).
     ///
     /// # Errors
@@ -91,8 +91,8 @@ impl RouteResolved {
         self.path.peer
     }
 
-    /// Brings a queue pair to `INIT`, where receives can be posted. Otherwise
-    /// [`connect`](Self::connect) does it.
+    /// Brings a queue pair to `INIT`, so that receives can be posted. Without this call, [`connect`](Self::connect)
+    /// does it.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl RouteResolved {
         })
     }
 
-    /// Refuses private data that the peer's kernel would take for IP addresses, if the id has none.
+    /// For an id without IP addresses: refuses private data that the peer's kernel would take for IP addresses.
     fn check_header(&self, verb: &'static str, param: &ConnectParam) -> Result<()> {
         match self.path.peer {
             Some(_) => Ok(()),
@@ -158,9 +158,9 @@ impl RouteResolved {
     }
 
     /// Asks the listener for the number and the Q_Key of its queue pair, with an id for queue pairs of type UD. When
-    /// it answers, [`ConnectingDatagrams::wait`] brings the queue pair from
-    /// `RESET` or `INIT` to `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). Past `INIT` it stays as
-    /// it is, so that one queue pair may have many peers.
+    /// the listener answers, [`ConnectingDatagrams::wait`] brings this side's queue pair from `RESET` or `INIT` to
+    /// `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). A queue pair past `INIT` stays as it is, so
+    /// that it may have many peers.
     ///
     /// # Errors
     ///

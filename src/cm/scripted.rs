@@ -26,9 +26,9 @@ pub(crate) const PEER: &str = "10.0.0.2:7471";
 struct State {
     next: u32,
     live: BTreeSet<u32>,
-    /// The type of the queue pairs of each id, unless that is RC.
+    /// The type of the queue pairs of each id, if it is not RC.
     types: BTreeMap<u32, QpType>,
-    /// The key by which events of an id name it.
+    /// The key that names each id in its events.
     keys: Vec<(u32, u64)>,
     events: VecDeque<rdma_ucm_event_resp>,
     log: Vec<u32>,
@@ -56,7 +56,7 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct CmScript(Arc<Inner>);
 
-/// What happens once, before the n-th command of a number.
+/// An action that runs once, before the n-th command of its kind.
 struct Hook {
     command: u32,
     left: u32,
@@ -211,13 +211,13 @@ impl CmScript {
         self.state().refused.push((command, errno));
     }
 
-    /// Does something before the n-th command, counted from 1 and from now, is carried out.
+    /// Calls `act` before the n-th such command from now, counted from 1, is carried out.
     pub(crate) fn before(&self, command: u32, n: u32, act: impl FnOnce() + Send + 'static) {
         let hook = Hook { command, left: n, act: Box::new(act) };
         *self.0.hook.lock().expect("no panic") = Some(hook);
     }
 
-    /// What is to be done before the command.
+    /// The hook to run before the command.
     fn due(&self, command: u32) -> Option<Hook> {
         let mut hook = self.0.hook.lock().expect("no panic");
         let waiting = hook.as_mut().filter(|hook| hook.command == command)?;
@@ -229,12 +229,12 @@ impl CmScript {
         self.state().refused.retain(|(refused, _)| *refused != command);
     }
 
-    /// Fails the `n`-th command from now, counted from 1, without those that destroy ids or get events.
+    /// Fails the `n`-th command from now, counted from 1, except those that destroy ids or get events.
     pub(crate) fn fail_step(&self, n: u32, errno: Errno) {
         self.state().countdown = Some((n, errno));
     }
 
-    /// Cancels a [`fail_step`](Self::fail_step); whether its command had not come yet.
+    /// Cancels a [`fail_step`](Self::fail_step); `true` if its command had not come yet.
     pub(crate) fn cancel_failure(&self) -> bool {
         self.state().countdown.take().is_some()
     }
@@ -244,7 +244,7 @@ impl CmScript {
         self.state().live.iter().copied().collect()
     }
 
-    /// The commands since the last call, without those that get events.
+    /// The commands since the last call, except those that get events.
     pub(crate) fn log(&self) -> Vec<u32> {
         let log = std::mem::take(&mut self.state().log);
         log.into_iter().filter(|number| *number != RDMA_USER_CM_CMD_GET_EVENT).collect()
@@ -274,23 +274,23 @@ impl CmScript {
         self.state().resolves.clone()
     }
 
-    /// Lets ids be on another port than the first.
+    /// Puts all ids on a port other than the first.
     pub(crate) fn set_port(&self, port: u8) {
         self.state().port = port;
     }
 
-    /// Lets ids be on a device with this GUID, and connections lead to this GID.
+    /// Puts all ids on a device with this GUID, with a peer that has this GID.
     pub(crate) fn set_device(&self, guid: Guid, peer: Gid) {
         let mut state = self.state();
         (state.guid, state.peer) = (u64::from_ne_bytes(guid.to_bytes()), peer.0);
     }
 
-    /// What the subnet administrator knows of every service.
+    /// Sets the subnet administrator's answer to every query of services.
     pub(crate) fn set_services(&self, services: Vec<ib_user_service_rec>) {
         self.state().services = services;
     }
 
-    /// The services that were asked for.
+    /// The services that queries named.
     pub(crate) fn wanted(&self) -> Vec<rdma_ucm_resolve_ib_service> {
         self.state().wanted.clone()
     }
@@ -316,7 +316,7 @@ impl State {
         let ((src_addr, src_size), (dst_addr, dst_size)) = match request.option {
             RDMA_USER_CM_QUERY_PATH => {
                 let path = self.paths.get(&request.id).cloned().unwrap_or_default();
-                // The kernel wants more room than the last path needs.
+                // The kernel demands more room than the last path needs.
                 let fits = path.len() < room - 8;
                 return list(path.len() / 72, 72, if fits { path } else { Vec::new() });
             }
@@ -341,7 +341,7 @@ impl State {
             dst_size,
             src_addr,
             dst_addr,
-            // As a kernel that does not know the field.
+            // As from a kernel without the field.
             ibdev_index: u32::MAX,
             ..Default::default()
         };
@@ -417,7 +417,7 @@ impl UcmaFile for CmScript {
                 answer(command.buffer, rdma_ucm_destroy_id_resp::default().as_bytes());
             }
             RDMA_USER_CM_CMD_GET_EVENT => {
-                // Unless the file answers at once, this waits.
+                // In blocking mode this waits.
                 rustix::io::read(&self.0.readable, &mut [0])?;
                 let event = self.state().events.pop_front().ok_or(Errno::AGAIN)?;
                 answer(command.buffer, event.as_bytes());

@@ -1,4 +1,4 @@
-//! Steps of the handshake that wait for an event, whether a thread blocks or a future is polled.
+//! Steps of the handshake that wait for an event, in a blocked thread or a polled future.
 
 use super::channel::LONGEST_SLEEP;
 use super::event::Event;
@@ -11,16 +11,15 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
 
 /// An id that waits for an event, which brings it to its next state.
 pub(crate) trait Step: Sized {
-    /// What the event brings: the id in its next state, or what it is about.
+    /// The outcome of the event: the id in its next state, or the event's contents.
     type Next;
     type Error: From<Error>;
-    /// The call that errors name.
+    /// The verb in errors of the step.
     const VERB: &'static str;
 
     fn id(&self) -> &IdInner;
 
-    /// Whether the event is no step of this handshake, and the wait goes on. That the address moved to another
-    /// interface is a hint, and changes nothing for a handshake or a listener.
+    /// Whether the wait ignores the event. A change of the address (bonding) does not affect a handshake or a listener.
     fn ignores(&self, event: &Event) -> bool {
         event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_CHANGE
     }
@@ -62,7 +61,7 @@ impl<P, D> Progress<P, D> {
         }
     }
 
-    /// As [`done`](Self::done), with an error that names the call that waited and says what did not come in time.
+    /// As [`done`](Self::done), with an error that names the waiting verb and the missing event.
     pub(super) fn done_in_time(self, verb: &'static str, detail: &'static str) -> Result<D> {
         self.into_option().ok_or_else(|| timed_out(verb, detail))
     }
@@ -76,13 +75,13 @@ pub(crate) fn timed_out(verb: &'static str, detail: &'static str) -> Error {
 /// The result of a wait for a step.
 pub(super) type Waited<S> = std::result::Result<Progress<S, <S as Step>::Next>, <S as Step>::Error>;
 
-/// Waits for the event of a step, at most for `timeout`, without one for ever.
+/// Waits for the event of a step, for at most `timeout`, or without a limit for `None`.
 pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
     let deadline = step.id().channel.platform.deadline(timeout);
     wait_until(step, deadline)
 }
 
-/// Waits for the event of a step until a deadline, without one for ever.
+/// Waits for the event of a step until a deadline, or without a limit for `None`.
 pub(super) fn wait_until<S: Step>(step: S, deadline: Option<Instant>) -> Waited<S> {
     loop {
         match step.id().wait_until(S::VERB, deadline)? {
@@ -93,8 +92,9 @@ pub(super) fn wait_until<S: Step>(step: S, deadline: Option<Instant>) -> Waited<
     }
 }
 
-/// Waits until a deadline for the end that an event brings, without one for ever; `false` after the deadline. Other
-/// events are discarded. Several threads may wait: the one that takes the event makes `ended` true.
+/// Waits until `ended` is true, which an event brings about, or until a deadline, or without a limit for `None`;
+/// `false` after the deadline. Other events are discarded. Several threads may wait: the one that takes the event makes
+/// `ended` true.
 pub(super) fn wait_for_end<S: Step + Copy>(
     step: S,
     ended: impl Fn() -> bool,
@@ -103,7 +103,7 @@ pub(super) fn wait_for_end<S: Step + Copy>(
 ) -> std::result::Result<bool, S::Error> {
     while !ended() {
         let now = clock.now();
-        // Another thread may take the event, which wakes none that waits here.
+        // Another thread may take the event, and wakes no thread that waits here.
         let slice = deadline.into_iter().chain(now.checked_add(LONGEST_SLEEP)).min();
         let waited = wait_until(step, slice)?;
         if matches!(waited, Progress::Pending(_)) && deadline.is_some_and(|at| at <= now) {

@@ -1,4 +1,4 @@
-//! What the connection manager's ids promise, on the scripted connection manager.
+//! Promises of the connection manager's ids, on the scripted connection manager.
 
 mod events;
 mod hostile;
@@ -40,7 +40,7 @@ impl Stage {
         Stage { script, channel, bench, qp }
     }
 
-    /// An id whose route is known. It is the `id`-th.
+    /// An id whose route is resolved: the `id`-th of the script.
     fn route(&self, id: u32) -> crate::Result<RouteResolved> {
         let resolving = self.channel.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
             None,
@@ -70,7 +70,7 @@ impl Stage {
     }
 }
 
-/// The type of queue pairs in a port space; in `IB` one of several.
+/// The type of queue pairs in a port space; in `IB` one of the possible types.
 fn usual(space: PortSpace) -> QpType {
     match space {
         PortSpace::UDP | PortSpace::IPOIB => QpType::UD,
@@ -173,7 +173,7 @@ fn failure_of_any_step_of_accept_rejects_the_request() {
     }
 }
 
-/// An impatient client: the kernel tells nobody of its end before the request is accepted.
+/// The peer gave up early; the kernel reports that only after the accept.
 #[test]
 fn request_whose_peer_gave_up_says_so() {
     let stage = Stage::new();
@@ -194,7 +194,7 @@ fn request_whose_peer_gave_up_says_so() {
     stage.script.refuse(RDMA_USER_CM_CMD_REJECT, Errno::INVAL);
     gave_up(request().reject(b"late").unwrap_err());
     stage.script.allow(RDMA_USER_CM_CMD_INIT_QP_ATTR);
-    // Between the last look and the answer.
+    // The peer gives up between the last query and the accept.
     let script = stage.script.clone();
     stage.script.before(RDMA_USER_CM_CMD_ACCEPT, 1, move || {
         script.refuse(RDMA_USER_CM_CMD_ACCEPT, Errno::INVAL);
@@ -202,7 +202,7 @@ fn request_whose_peer_gave_up_says_so() {
     });
     gave_up(request().accept(&stage.qp, &param).unwrap_err());
     assert_eq!(stage.qp.state(), QpState::ERR);
-    // The same number for a peer that is there is no peer that gave up.
+    // With a peer that is still there, the same error number means refused parameters.
     stage.script.allow(RDMA_USER_CM_CMD_INIT_QP_ATTR);
     let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::RC).build();
     let error = request().accept(&qp.unwrap(), &param).unwrap_err();
@@ -211,7 +211,7 @@ fn request_whose_peer_gave_up_says_so() {
     assert_eq!((stage.script.live(), stage.channel.leaked()), (vec![1], 0));
 }
 
-/// The commands, and the errors that the kernel has no further word for.
+/// The commands, with errors that only the caller can explain.
 #[test]
 fn every_step_that_the_kernel_refuses_says_what_it_was_about() {
     let stage = Stage::new();
@@ -261,7 +261,7 @@ fn every_step_that_the_kernel_refuses_says_what_it_was_about() {
     refused(RDMA_USER_CM_CMD_CONNECT, Errno::NOMEM, PEER, &|| {
         asking().connect(&stage.qp, &ConnectParam::new()).unwrap_err()
     });
-    // Events that come instead of the one that was waited for name the peer, too.
+    // Errors of events other than the expected one name the peer, too.
     let failed = |step: &dyn Fn(u32) -> Error, told: &str| {
         let error = step(*stage.script.live().last().unwrap());
         assert!(error.message().starts_with(&format!("{PEER}: {told}")), "{error}");
@@ -419,7 +419,7 @@ fn queue_pair_past_init_is_refused() {
     assert_eq!(past.state(), QpState::RTS, "it may be of another connection");
 }
 
-/// Another route may have brought it to `INIT`, with another port or partition key.
+/// Another route may have brought the queue pair to `INIT`, with another port or partition key.
 #[test]
 fn queue_pair_in_init_gets_the_attributes_of_its_route() {
     let stage = Stage::new();
@@ -434,7 +434,7 @@ fn queue_pair_in_init_gets_the_attributes_of_its_route() {
     assert_eq!((changes(), stage.qp.state()), (before + 1, QpState::INIT));
 }
 
-/// The old connection of a variable is dropped when the new one is there.
+/// An assignment to a variable drops the old connection after the new one is made.
 #[test]
 fn connection_that_is_dropped_late_leaves_the_next_one_alone() {
     let mut stage = Stage::new();
@@ -463,7 +463,7 @@ fn handshake_that_lost_its_queue_pair_leaves_it_to_the_other() {
     assert_eq!(lost.wait(NOW).unwrap_err().errno(), Errno::INVAL);
     assert_eq!((stage.qp.state(), stage.script.live()), (QpState::RTS, vec![1]));
     drop(won);
-    // A handshake from before a reset.
+    // A handshake that began before a reset.
     stage.qp.reset(&mut [&mut stage.bench.cq]).unwrap();
     let late = stage.route(3).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
     stage.qp.reset(&mut [&mut stage.bench.cq]).unwrap();
@@ -487,7 +487,7 @@ fn id_that_is_moved_to_its_own_channel_keeps_its_events() {
     resolving.wait(NOW).unwrap().done().unwrap();
 }
 
-/// As bonding reports it to all ids of an interface.
+/// Bonding reports the change to all ids of an interface.
 #[test]
 fn change_of_an_address_ends_no_step() {
     let stage = Stage::new();
@@ -569,7 +569,7 @@ fn datagrams_that_nobody_answers_say_why() {
     }
 }
 
-/// A program brings its queue pair to `INIT` itself to post receives there.
+/// The program may bring its queue pair to `INIT` itself, to post receives.
 #[test]
 fn queue_pair_of_datagrams_goes_on_from_init() {
     let stage = Stage::new();
@@ -590,7 +590,7 @@ fn queue_pair_of_datagrams_goes_on_from_init() {
     assert!(error.message().contains("in state ERR"), "{error}");
 }
 
-/// What the kernel reports when a host joined 239.1.2.3.
+/// The kernel's report of a join of 239.1.2.3.
 fn joined() -> rdma_ucm_ud_param {
     let mut group =
         rdma_ucm_ud_param { qp_num: 0xff_ffff, qkey: 0x0123_4567, ..Default::default() };
@@ -625,7 +625,7 @@ fn dropped_member_leaves_its_group_before_its_id_ends() {
         assert_eq!(member.wait_lost(NOW).unwrap_err().errno(), Errno::TIMEDOUT);
         stage.script.tell(number, Type::RDMA_CM_EVENT_MULTICAST_ERROR, -101);
         assert!(!member.is_lost());
-        // The second wait is told, too.
+        // A second wait returns, too.
         member.wait_lost(NOW).unwrap();
         member.wait_lost(NOW).unwrap();
         assert!(member.is_lost());
@@ -633,7 +633,7 @@ fn dropped_member_leaves_its_group_before_its_id_ends() {
         drop(member);
         assert_eq!(stage.script.log(), [RDMA_USER_CM_CMD_LEAVE_MCAST]);
     }
-    // Before the kernel answered, and beyond its id.
+    // The joining id is dropped before the kernel answers, and after the id that joined.
     let joining = join(MulticastRole::Full);
     drop(bound);
     stage.script.log();
@@ -664,7 +664,7 @@ fn memberships_are_lost_when_the_device_of_their_id_goes() {
         joining.wait(NOW).unwrap().done().unwrap()
     };
     let (lost, kept, (joining, _)) = (member(&one), member(&other), join(&one));
-    // The kernel names the id alone.
+    // The kernel reports the removal to the id alone.
     stage.script.tell(1, Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
     lost.wait_lost(NOW).unwrap();
     stage.script.refuse(RDMA_USER_CM_CMD_LEAVE_MCAST, Errno::NXIO);
@@ -675,7 +675,7 @@ fn memberships_are_lost_when_the_device_of_their_id_goes() {
     assert_eq!(kept.wait_lost(NOW).unwrap_err().errno(), Errno::TIMEDOUT);
 }
 
-/// The removal is told to the memberships of the id, among which those that go are looked for, too.
+/// While the channel passes the removal on to the id's memberships, other threads drop ids.
 #[test]
 #[cfg_attr(miri, ignore = "it takes long")]
 fn ids_go_while_their_channel_reads_a_removal() {
@@ -683,7 +683,7 @@ fn ids_go_while_their_channel_reads_a_removal() {
     let listener = stage.listen();
     let Stage { script, channel, .. } = stage;
     let (done, ended) = std::sync::mpsc::channel();
-    // No thread of a scope: one that waits for ever must not keep the test from failing.
+    // Not a scoped thread, which would keep the test from failing if it hangs.
     std::thread::spawn(move || {
         let (last, is_over) = std::sync::mpsc::channel::<()>();
         let coming = std::thread::spawn(move || {
@@ -756,10 +756,10 @@ fn group_that_cannot_be_joined_says_why() {
     assert!(stage.script.live().is_empty());
 }
 
-/// The options that the device of [`mlx5_stage`] has.
+/// The ECE options of the device of [`mlx5_stage`].
 const OFFERED: Ece = Ece { vendor_id: 0x15b3, options: 0x1000_0007 };
 
-/// As [`Stage::new`], on a device of mlx5 that has options.
+/// As [`Stage::new`], on an mlx5 device with ECE options.
 fn mlx5_stage() -> Stage {
     let stage = Stage::on(Bench::on(Script::mlx5()));
     let context = &stage.bench.context;
@@ -771,14 +771,14 @@ fn raw_ece(vendor_id: u32, options: u32) -> rdma_ucm_ece {
     rdma_ucm_ece { vendor_id, attr_mod: options }
 }
 
-/// The options that the accept carried.
+/// The ECE options that the accept carried.
 fn answer(stage: &Stage) -> Option<Ece> {
     from_raw_ece(stage.script.accepts()[0].ece)
 }
 
 #[test]
 fn request_offers_the_options_of_the_device_and_the_answer_goes_to_it() {
-    // What the peer answers, what the device is told with the change to RTR, and what it took.
+    // The peer's answer, the options in the change to RTR, and those that the device took.
     let answers = [
         (raw_ece(0x15b3, 0x1000_0003), 0x1000_0003, 0x1000_0003),
         (raw_ece(0x15b3, 0x1000_000a), 0x1000_000a, 0x1000_0002),
@@ -807,7 +807,7 @@ fn request_offers_the_options_of_the_device_and_the_answer_goes_to_it() {
 
 #[test]
 fn accept_has_the_device_take_what_it_has_of_the_options_asked_for() {
-    // What the peer asks for, what the device is told, and what the peer is answered.
+    // The peer's request, the options in the change to RTR, and the answer to the peer.
     let requests = [
         (raw_ece(0x15b3, 0x1000_000a), 0x1000_000a, raw_ece(0x15b3, 0x1000_0002)),
         (raw_ece(0xbad, 0x1000_0003), 0, raw_ece(0xbad, 0)),
@@ -824,7 +824,7 @@ fn accept_has_the_device_take_what_it_has_of_the_options_asked_for() {
         let taken = if told == 0 { 0 } else { answered.attr_mod };
         assert_eq!(stage.qp.query_ece().unwrap(), Ece { options: taken, ..OFFERED });
     }
-    // A program that names its answer has told the device by itself.
+    // A program that sets the answer's options has set the device's by itself.
     let stage = mlx5_stage();
     let listener = stage.listen();
     stage.script.request_ece(1, raw_ece(0x15b3, 0x1000_0003));
@@ -836,8 +836,8 @@ fn accept_has_the_device_take_what_it_has_of_the_options_asked_for() {
     assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, 0x1000_0001);
 }
 
-/// Of two handshakes of one queue pair, or of a handshake and its program, one asks for other options while the other
-/// is under way.
+/// Two handshakes of one queue pair, or a handshake and the program: one asks for other options while the other is
+/// under way.
 #[test]
 fn options_of_a_handshake_go_with_its_own_change_to_rtr() {
     let stage = mlx5_stage();
@@ -940,7 +940,7 @@ fn types_of_queue_pairs_have_their_port_space() {
                 let error = request.accept(&stage.qp, &param).unwrap_err();
                 assert!(error.message().contains("an id for type UC"), "{error}");
             }
-            // The attributes that unreliable connections do not have are left out.
+            // Attributes that UC queue pairs do not have are left out.
             false => drop(request.accept(&uc, &param).unwrap()),
         }
     }
@@ -1053,7 +1053,7 @@ fn service_ids_are_those_of_the_port_space() {
         result.map(drop).map_err(|error| error.message().to_owned())
     };
     let of = |space| IbAddress::new(gid, space, 0x1cff);
-    // In the port space IB those of TCP and UDP stand, too.
+    // The port space IB also has the service ids of TCP and UDP.
     for space in [PortSpace::IB, PortSpace::TCP, PortSpace::UDP] {
         bind(PortSpace::IB, of(space)).unwrap();
         bind(space, of(space)).unwrap();
@@ -1121,7 +1121,7 @@ fn services_are_found_by_id_and_by_name() {
         let bound = stage.channel.create_id(PortSpace::IB, QpType::RC).unwrap();
         bound.bind_ib(there).unwrap().resolve_ib_service(service)
     };
-    // More than the first query has room for.
+    // Counts below and above the room of the first query.
     for count in [1, 6, 7, 20, 371, 400] {
         stage.script.set_services((0..count).map(record).collect());
         let resolving = ask(IbService::Name("disk")).unwrap();
@@ -1154,7 +1154,7 @@ fn services_are_found_by_id_and_by_name() {
     for (errno, told) in [
         (Errno::OPNOTSUPP, "only an InfiniBand port"),
         (Errno::AGAIN, "no subnet administrator"),
-        // The probe is refused, too.
+        // The kernel refuses the probe, too.
         (Errno::INVAL, "6.18 and later"),
     ] {
         stage.script.refuse(RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE, errno);

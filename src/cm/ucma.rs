@@ -1,4 +1,4 @@
-//! Commands of the connection manager as data, and the trait of what executes them.
+//! Commands of the connection manager as data, and the trait that executes them.
 //!
 //! Pairs with `ucma_write` in `core/ucma.c`. As in [`uverbs`](crate::uverbs), a command contains no
 //! address: memory that the kernel reads or writes beside the command is a slice until
@@ -14,7 +14,7 @@ use uverbs_uapi::qp::ib_uverbs_qp_attr;
 use uverbs_uapi::rdma_user_cm::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// The memory that a command's address field points to.
+/// The memory behind a command's address field.
 #[derive(Debug)]
 pub(crate) enum CommandMemory<'a> {
     None,

@@ -51,7 +51,7 @@ impl Id {
         Id { id }
     }
 
-    /// Sets the type of service; on RoCE v2 this is the field of that name in the IP header.
+    /// Sets the type of service; on RoCE v2 it goes into the IP header's field of that name.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Id {
         self.set("set_reuse_address", uapi::RDMA_OPTION_ID_REUSEADDR, value.as_bytes())
     }
 
-    /// Whether a listener on `[::]` takes requests by IPv6 only, and not by IPv4.
+    /// Whether a listener on `[::]` takes requests by IPv6 only. Otherwise it takes those by IPv4, too.
     ///
     /// # Errors
     ///
@@ -82,12 +82,12 @@ impl Id {
         self.set("set_af_only", uapi::RDMA_OPTION_ID_AFONLY, i32::from(only).as_bytes())
     }
 
-    /// Sets how long the queue pair waits for an acknowledgement: 4.096 µs · 2ⁿ. Unless set, the kernel
-    /// derives it from the path.
+    /// Sets the acknowledgement timeout of the queue pair: 4.096 µs · 2ⁿ. Unless set, the kernel derives it from the
+    /// path.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if n is above 31, or the id is for queue pairs that wait for none: UC and UD.
+    /// `EINVAL` if n is above 31, or the id is for queue pairs without acknowledgements: UC and UD.
     #[doc(alias("rdma_set_option", "RDMA_OPTION_ID_ACK_TIMEOUT"))]
     pub fn set_ack_timeout(&self, n: u8) -> Result<()> {
         const VERB: &str = "set_ack_timeout";
@@ -122,15 +122,14 @@ impl Id {
         Ok(BoundId { id: self.id })
     }
 
-    /// Starts to resolve an address to a device and a neighbour; `from` is the address of this host that
-    /// the connection is to come from. `timeout` limits how long the kernel tries.
+    /// Starts to resolve an address to a device and a neighbour; `from` is the local address of the connection.
+    /// `timeout` limits the kernel's attempts.
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EINVAL` for addresses of two families, `ENETUNREACH`
-    /// without an IP route, `ENODEV` if the route leads through no RDMA device. The route to 127.0.0.1, `::1`,
-    /// `0.0.0.0` and whatever name stands for them leads through none, which the kernel may say only when the
-    /// [route](super::AddrResolved::resolve_route) is resolved.
+    /// Any error destroys the id. `EINVAL` for addresses of two families, `ENETUNREACH` without an IP route, `ENODEV`
+    /// if the route leads through no RDMA device. That is so of 127.0.0.1, `::1`, `0.0.0.0` and host names that stand
+    /// for them; the kernel may report it only when the [route](super::AddrResolved::resolve_route) is resolved.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(
         self,
@@ -142,8 +141,7 @@ impl Id {
         Ok(ResolvingAddr { id: self.id })
     }
 
-    /// Moves the id to another channel, as for a thread with a channel of its own. Moving it to the channel that
-    /// it is on does nothing.
+    /// Moves the id to another channel, for example that of another thread. Moving it to its own channel does nothing.
     ///
     /// # Errors
     ///

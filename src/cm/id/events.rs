@@ -1,4 +1,4 @@
-//! The events of an id that nobody took yet, and the tasks that wait for one.
+//! The queue of an id's events, and the tasks that wait for one.
 
 use super::IdInner;
 use crate::cm::event::Event;
@@ -9,28 +9,29 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
-/// The events of an id that nobody took yet. Behind a lock, and [modelled](crate::cm::model) with the tasks that poll.
+/// The events of an id that the program has not taken yet. The queue is behind a lock, and [modelled](crate::cm::model)
+/// with the tasks that poll.
 ///
-/// The network decides how many come. So connect requests wait up to the listener's backlog, and of the other events
-/// that may come again and again one of each kind; what is left comes once in the life of an id, or is written by the
-/// program.
+/// The network decides how many events come. So the listener's backlog limits the connect requests, and of each other
+/// kind that the network can repeat one event waits. The remaining kinds come once in the life of an id, or the program
+/// writes them.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
     events: VecDeque<Event>,
-    /// How many connect requests may wait; 0 for ids that do not listen.
+    /// The limit of waiting connect requests; 0 for ids that do not listen.
     backlog: usize,
-    /// How many connect requests wait.
+    /// The number of waiting connect requests.
     requests: usize,
-    /// How many connect requests were refused because `backlog` others waited.
+    /// The number of connect requests that were rejected because `backlog` others waited.
     overflows: u64,
-    /// The tasks that wait for one, by the numbers of their waits.
+    /// The tasks that wait for an event, by the numbers of their waits.
     wakers: Vec<(u64, Waker)>,
-    /// How many waits were numbered.
+    /// The number of waits so far.
     waits: u64,
 }
 
-/// The waits of an id that a task keeps up by polling, with no future that would end them: only the task that polled
-/// last is woken. Waits of futures have numbers above.
+/// The waits of an id by plain polling, without a future that ends the wait when it is dropped: only the task that
+/// polled last is woken. Waits of futures have greater numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Polled {
     Event,
@@ -61,7 +62,7 @@ impl EventQueue {
         Ok(())
     }
 
-    /// The next event. That its device goes is the last event of a listener, and stays for all that wait there.
+    /// The next event. A listener's last event is the removal of its device, which stays for all that wait there.
     fn take(&mut self) -> Option<Event> {
         let next = self.events.front()?;
         if self.backlog > 0 && next.kind == Type::RDMA_CM_EVENT_DEVICE_REMOVAL {
@@ -76,7 +77,7 @@ impl EventQueue {
     }
 }
 
-/// Tasks to be woken. A waker is code of the program, so that none is called under a lock.
+/// Tasks to be woken. A waker is code of the program, so that no lock may be held when it is called.
 #[derive(Debug, Default)]
 pub(in crate::cm) struct Waiting(Vec<Waker>);
 
@@ -86,7 +87,7 @@ impl Waiting {
         self.0.is_empty()
     }
 
-    /// Wakes all of them, also those that come after a waker that panics.
+    /// Wakes all of them, also those after a waker that panics.
     pub(in crate::cm) fn wake(self) {
         let mut calls = FirstPanic::default();
         for waker in self.0 {
@@ -119,7 +120,7 @@ impl Drop for EventWait<'_> {
 
 impl IdInner {
     /// Queues an event. The tasks that wait for one are added to `waiting`, for the caller to wake. An event that finds
-    /// no room comes back: dropping it, which takes another lock, rejects a connect request.
+    /// no room is returned, for the caller to drop: the drop takes another lock, and rejects a connect request.
     pub(in crate::cm) fn receive(&self, event: Event, waiting: &mut Waiting) -> Option<Event> {
         let mut queue = self.queue.lock()?;
         match queue.put(event) {
@@ -131,14 +132,14 @@ impl IdInner {
         }
     }
 
-    /// Lets so many connect requests wait to be taken.
+    /// Sets the limit of waiting connect requests.
     pub(in crate::cm) fn set_backlog(&self, backlog: usize) {
         if let Some(mut queue) = self.queue.lock() {
             queue.backlog = backlog;
         }
     }
 
-    /// How many connect requests were refused because the backlog was full.
+    /// The number of connect requests that were rejected because the backlog was full.
     pub(in crate::cm) fn overflows(&self) -> u64 {
         self.queue.lock().map_or(0, |queue| queue.overflows)
     }
@@ -173,7 +174,7 @@ impl IdInner {
             if let Some(event) = self.next_event() {
                 return Poll::Ready(Ok(event));
             }
-            // Wakers are cloned and dropped without the lock, and while no event is held: both may panic.
+            // Wakers are cloned and dropped without the lock, and before an event is taken, because both may panic.
             let waker = cx.waker().clone();
             let _old;
             let Some(mut queue) = self.queue.lock() else {
@@ -203,7 +204,7 @@ impl IdInner {
         drop(forgotten);
     }
 
-    /// How many tasks wait for an event.
+    /// The number of tasks that wait for an event.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn tasks(&self) -> usize {
         self.queue.lock().map_or(0, |queue| queue.wakers.len())
@@ -213,7 +214,7 @@ impl IdInner {
         self.queue.lock().is_some_and(|queue| !queue.events.is_empty())
     }
 
-    /// Waits for an event of this id until a deadline, without one for ever.
+    /// Waits for an event of this id until a deadline, or without a limit for `None`.
     pub(in crate::cm) fn wait_until(
         &self,
         verb: &'static str,

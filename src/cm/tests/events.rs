@@ -1,4 +1,5 @@
-//! Every event of the kernel in every state of an id that waits for one, and what comes of events that nobody takes.
+//! Every event of the kernel in every state of an id that waits for one, and the fate of events that the program does
+//! not take.
 
 use super::*;
 use std::net::SocketAddr;
@@ -72,13 +73,13 @@ const EVENTS: [(Type, i32); 20] = [
     (Type::RDMA_CM_EVENT_INTERNAL, 0),
 ];
 
-/// Why the kernel does not report an event in a state; `None` if it does. Read in `core/cma.c`, `core/cm.c` and
-/// `core/ucma.c`.
+/// The reason that the kernel does not report an event in a state; `None` if it does. From `core/cma.c`, `core/cm.c`
+/// and `core/ucma.c`.
 fn unreachable(state: State, kind: Type) -> Option<&'static str> {
     use State::*;
     let (states, why): (&[State], _) = match kind {
         Type::RDMA_CM_EVENT_ADDR_RESOLVED => (&[ResolvingAddr], "it answers RESOLVE_ADDR"),
-        // `cma_sidr_rep_handler` reports it, too, if it can make no address of the answer.
+        // `cma_sidr_rep_handler` reports it, too, if the answer gives no address handle.
         Type::RDMA_CM_EVENT_ADDR_ERROR => (&[ResolvingAddr, Asking], "it answers RESOLVE_ADDR"),
         Type::RDMA_CM_EVENT_ROUTE_RESOLVED | Type::RDMA_CM_EVENT_ROUTE_ERROR => {
             (&[ResolvingRoute], "it answers RESOLVE_ROUTE")
@@ -88,7 +89,7 @@ fn unreachable(state: State, kind: Type) -> Option<&'static str> {
         Type::RDMA_CM_EVENT_CONNECT_ERROR => {
             (&[], "it is for iWARP, and for queue pairs that belong to the kernel")
         }
-        // `cma_add_id_to_tree` files an id under its peer's address when its route is asked for.
+        // `cma_add_id_to_tree` files an id under its peer's address when its route is resolved.
         Type::RDMA_CM_EVENT_UNREACHABLE => (
             &[ResolvingRoute, Connecting, Accepting, Connected, Asking],
             "it answers a message, or is told to ids with a route",
@@ -142,7 +143,7 @@ fn expected(state: State, kind: Type) -> Answer {
                 Type::RDMA_CM_EVENT_DEVICE_REMOVAL => Answer::Ends(ConnectionEvent::DeviceRemoval),
                 Type::RDMA_CM_EVENT_ADDR_CHANGE => Answer::Told(ConnectionEvent::AddressChange),
                 Type::RDMA_CM_EVENT_USER => Answer::Told(ConnectionEvent::Written(0)),
-                // The kernel gives a request an id of its own, which no queue takes but a listener's.
+                // The kernel gives a request an id of its own, which only a listener's queue takes.
                 Type::RDMA_CM_EVENT_CONNECT_REQUEST => Answer::Waits,
                 Type(other) => Answer::Told(ConnectionEvent::Other(other)),
             };
@@ -233,7 +234,7 @@ fn answer(state: State, kind: Type, status: i32) -> Answer {
             stage.script.request(1, rdma_ucm_conn_param::default());
             let request = listener.next_request(NOW).unwrap().unwrap();
             let id = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
-            // A request would go to the listener.
+            // The listener would take a request.
             drop(listener);
             tell();
             of(id.wait(NOW))
@@ -293,7 +294,7 @@ fn answer(state: State, kind: Type, status: i32) -> Answer {
     }
 }
 
-/// Cells that the kernel cannot reach are tried, too: another kernel may.
+/// Pairs that this kernel cannot reach are tried, too: another kernel may.
 #[test]
 #[cfg_attr(miri, ignore = "it takes long")]
 fn every_event_in_every_state() {
@@ -333,7 +334,7 @@ fn first_end_of_a_connection_is_its_reason() {
     assert_eq!(connection.closed_by(), Some(ConnectionEvent::Unreachable));
 }
 
-/// As many as the listener's backlog wait; what comes beyond is rejected by destroying its id, at once.
+/// The listener's backlog limits the waiting requests; the library rejects others at once, by destroying their ids.
 #[test]
 fn requests_beyond_the_backlog_are_rejected_and_counted() {
     for datagrams in [false, true] {
@@ -369,7 +370,7 @@ fn requests_beyond_the_backlog_are_rejected_and_counted() {
     }
 }
 
-/// The network decides how often they come, and the program how often it looks.
+/// The network decides how often such events come, and the program how often it reads them.
 #[test]
 fn events_that_the_network_repeats_wait_once() {
     let stage = Stage::new();
@@ -388,12 +389,12 @@ fn events_that_the_network_repeats_wait_once() {
     let written = ConnectionEvent::Written(7);
     let (unreachable, changed) = (ConnectionEvent::Unreachable, ConnectionEvent::AddressChange);
     assert_eq!(told, [unreachable, changed, written, written]);
-    // One that was taken is told again.
+    // After the program took one, the next is queued again.
     stage.script.tell(1, Type::RDMA_CM_EVENT_UNREACHABLE, -110);
     assert_eq!(connection.next_event(NOW).unwrap(), Some(unreachable));
 }
 
-/// There is one event, and each thread that waits for a request has to learn of it.
+/// The kernel reports one event, and each thread that waits for a request has to learn of it.
 #[test]
 #[cfg_attr(miri, ignore = "it waits")]
 fn threads_that_share_a_listener_all_learn_that_its_device_goes() {
@@ -409,7 +410,7 @@ fn threads_that_share_a_listener_all_learn_that_its_device_goes() {
             assert_eq!(thread.join().unwrap(), Errno::NODEV);
         }
     });
-    // The file has no event that would say it again.
+    // The file has no second event.
     let mut fds = [rustix::event::PollFd::new(&stage.channel, rustix::event::PollFlags::IN)];
     let now = rustix::event::Timespec::default();
     assert_eq!(rustix::event::poll(&mut fds, Some(&now)), Ok(0));

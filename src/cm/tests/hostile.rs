@@ -81,7 +81,7 @@ fn accept(bench: &Bench, script: &CmScript, channel: &EventChannel) -> Steps {
     Ok(())
 }
 
-/// A call that fails says why; what it leaves behind are at most ids whose numbers were damaged.
+/// A call that fails tells the reason, and leaves behind at most ids whose numbers were damaged.
 #[test]
 #[cfg_attr(miri, ignore = "it polls a file")]
 fn no_answer_of_the_connection_manager_makes_a_call_panic() {
