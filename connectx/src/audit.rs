@@ -1,9 +1,9 @@
-//! A check of what a program does with the memory of its requests, for tests.
+//! A check, for tests, that a program leaves the memory of its requests alone until their completion.
 //!
-//! When the device sees that a receive is posted, it fills the buffer with [`POISON`]: a program that reads it before
-//! the completion sees that. When a send or write is rung, the device takes a hash of its memory, and compares it when
-//! the completion is written that tells the program that the memory is its own again. What devices have written
-//! meanwhile is no change of the program's.
+//! When the device finds a posted receive, it fills the buffer with [`POISON`]: a program that reads it before the
+//! completion finds that. At the doorbell of a send or write the device takes a hash of the request's memory, and
+//! compares it before it writes the completion that gives the memory back to the program. Memory that a device has
+//! written meanwhile is not compared.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

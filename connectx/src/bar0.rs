@@ -1,4 +1,4 @@
-//! Where the parts of BAR0 lie.
+//! The layout of BAR0.
 //!
 //! Pairs with `uar.c` of mlx5_core and with the offsets in the virtio, TLP and device memory
 //! capabilities. The initialization segment begins at 0.

@@ -1,4 +1,4 @@
-//! The command interface: how the driver asks firmware for something.
+//! The command interface, by which the driver sends commands to firmware.
 //!
 //! Pairs with mlx5_core's `cmd.c`. `queue` reads commands from guest memory, [`mailbox`] walks
 //! their mailbox chains, and `dispatch` calls the function of the opcode. Each other file has the

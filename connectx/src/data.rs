@@ -1,11 +1,11 @@
-//! The data path: what doorbells, WQEs, messages and frames do.
+//! The data path: the execution of doorbells, WQEs, messages and frames.
 //!
 //! [`doorbell`] takes writes to UAR pages and schedules queues. [`requester`] executes the WQEs of
 //! a queue pair and makes a [`message`]; [`responder`] executes the message at its destination;
 //! [`completion`] writes the CQEs of both. [`raw`] does the same for Ethernet frames, with
 //! [`steering`] for flow tables, and [`umr`] changes mkeys. [`dma`] accesses memory by mkey. [`cq`]
-//! and [`eq`] write CQEs and EQEs, [`srq`] reports the SRQ limit, [`port`] changes of the link, and
-//! [`timer`] runs what is due. [`audit`] checks what a program does with its memory.
+//! and [`eq`] write CQEs and EQEs, [`srq`] reports the SRQ limit, [`port`] changes of the link, and [`timer`] runs
+//! timers that are due. [`audit`] checks that a program leaves the memory of its requests alone.
 
 pub(crate) mod audit;
 pub(crate) mod completion;

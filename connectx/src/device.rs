@@ -1,6 +1,6 @@
 //! The state of one function behind BAR0.
 //!
-//! The layers above add what it does: `data` executes WQEs and doorbells, `cmd` commands, `mmio`
+//! The layers above add its behaviour: `data` executes WQEs and doorbells, `cmd` commands, `mmio`
 //! accesses to BAR0.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,9 +43,9 @@ pub struct Device {
     pub(crate) rdma_received: TrafficByCast,
     /// Queues with work.
     pub(crate) ready_queues: ReadyQueues,
-    /// Queue pairs that retry at a time.
+    /// Times at which queue pairs retry.
     pub(crate) retry_timers: BTreeSet<(u64, u32)>,
-    /// CQs whose event is due at a time.
+    /// Times at which the events of CQs are due.
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
@@ -57,9 +57,9 @@ pub struct Device {
     pub(crate) bus_master: bool,
     /// Faults that tests asked for.
     pub(crate) faults: InjectedFaults,
-    /// The recording of what the function sees and does.
+    /// The recording of the function.
     pub(crate) recorder: Recorder,
-    /// The check of a program's memory, if a test asked for it.
+    /// The check of the memory of requests, if a test asked for it.
     pub(crate) audit: Option<Box<Audit>>,
     /// Refused commands in the log: opcode and syndrome.
     pub(crate) logged_errors: BTreeMap<(u16, u32), u64>,
@@ -72,7 +72,7 @@ impl Device {
         Self::with(options, Interrupts::new(vectors), bar)
     }
 
-    /// A function as after power on but for its interrupts and its memory in BAR0.
+    /// A function as after power on, with these interrupts and this memory in BAR0.
     fn with(options: Options, interrupts: Interrupts, bar: BarMemory) -> Self {
         Self {
             memory: GuestMemory::default(),
@@ -104,8 +104,8 @@ impl Device {
         }
     }
 
-    /// Resets the function or its firmware. Guest memory, interrupts, the time, the recording and
-    /// injected faults stay, and what TEARDOWN_HCA found. The memory in BAR0 stays mapped and is cleared.
+    /// Resets the function or its firmware. Guest memory, interrupts, the time, the recording, injected faults and the
+    /// findings of TEARDOWN_HCA stay. The memory in BAR0 stays mapped and is cleared.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let interrupts = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -166,12 +166,12 @@ impl Device {
         self.ready_queues.push(number);
     }
 
-    /// Schedules a queue after a while.
+    /// Schedules a queue after this many nanoseconds.
     pub(crate) fn schedule_after(&mut self, number: u32, nanoseconds: u64) {
         self.retry_timers.insert((self.now.saturating_add(nanoseconds), number));
     }
 
-    /// Stops a queue pair for a while, after which it retries.
+    /// Stops a queue pair for this many nanoseconds, after which it retries.
     pub(crate) fn start_retry_timer(&mut self, qpn: u32, nanoseconds: u64) {
         let due = self.now.saturating_add(nanoseconds);
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };

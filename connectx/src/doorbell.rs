@@ -18,7 +18,7 @@ const MAX_GATHERED: usize = 64;
 /// A register: its UAR page, and its number in the page.
 type RegisterId = (u32, u64);
 
-/// Counts of what a correct driver does not do at doorbells.
+/// Counts of doorbell errors. A correct driver causes none; [`late`](Self::late) counts delays of the host.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct DoorbellErrors {
     /// Parts of BlueFlame copies that stayed incomplete: another write to the register came
@@ -36,7 +36,7 @@ pub struct DoorbellErrors {
     pub stray: u64,
 }
 
-/// The missing part of a copy, if it was one.
+/// The rest that a BlueFlame copy still misses after its first eight bytes were treated as a doorbell.
 struct LateCopy {
     start: u64,
     next: u64,
@@ -53,7 +53,7 @@ struct GatheredWrites {
 pub struct Doorbells {
     write_combining: bool,
     gathered: BTreeMap<RegisterId, GatheredWrites>,
-    /// Where a copy would continue that was treated as a doorbell.
+    /// The rest of each copy that was treated as a doorbell.
     late_copies: BTreeMap<RegisterId, LateCopy>,
     pub(crate) errors: DoorbellErrors,
 }
@@ -216,12 +216,12 @@ impl GatheredWrites {
     }
 }
 
-/// Bytes of the WQE that begins with these, in whole WQEBBs.
+/// Bytes of the WQE that begins with `bytes`, in whole WQEBBs.
 fn wanted(bytes: &[u8]) -> usize {
     (usize::from(bytes.get(7).copied().unwrap_or(0) & 0x3f) * 16).next_multiple_of(64)
 }
 
-/// Whether these are a whole WQE.
+/// Whether `bytes` are a whole WQE.
 fn is_whole(bytes: &[u8]) -> bool {
     bytes.len() > 8 && bytes.len() >= wanted(bytes)
 }

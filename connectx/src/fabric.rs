@@ -15,10 +15,10 @@ use crate::options::{Options, PortType};
 
 /// WQEs that one queue may execute before the next queue has its turn.
 const WQES_PER_TURN: usize = 32;
-/// What one poll may cost, in steps of about ten nanoseconds. After that the caller serves its
+/// The most that one poll may cost, in steps of about ten nanoseconds. After that the caller serves its
 /// clients before it polls again.
 const COST_PER_POLL: u64 = 1 << 20;
-/// What every WQE costs.
+/// The cost of each WQE, in steps.
 const WQE_COST: u64 = 64;
 
 /// Functions behind one switch.
@@ -28,9 +28,9 @@ pub struct Fabric {
     /// The function whose queues come first. It changes when a poll ends early, so that no queue
     /// waits for ever.
     first: usize,
-    /// What the current poll may still cost.
+    /// The cost that the current poll has left, in steps.
     budget: u64,
-    /// Memory of the request that is executed, while none is.
+    /// Memory for the WQE, the data and the response of a request; empty while a request is executed.
     work: (Request, Answer),
 }
 
@@ -118,7 +118,7 @@ impl Fabric {
         self.find_ready(before).map(|(number, _)| number)
     }
 
-    /// The same, with how many queues of that function are in front.
+    /// As [`Fabric::function_of_ready`], with the number of ready queues of that function in front.
     fn find_ready(&self, mut before: usize) -> Option<(usize, usize)> {
         for (number, function) in self.functions.iter().enumerate() {
             match before.checked_sub(ready(function)) {

@@ -53,7 +53,7 @@ struct DelayedMessage {
     passes: Option<u32>,
 }
 
-/// What happens to a message.
+/// The fate of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageFate {
     /// It is delivered.
@@ -72,7 +72,7 @@ pub struct InjectedFaults {
     to_lose: u32,
     to_refuse: u32,
     to_delay: Option<(u32, Delay)>,
-    /// The fate of the next message that no other fault is about.
+    /// The fate of the next message that no other fault affects.
     next: Option<MessageFate>,
     /// Delayed messages by their queue.
     delayed: BTreeMap<u32, DelayedMessage>,
@@ -102,8 +102,8 @@ impl InjectedFaults {
         self.to_refuse = count;
     }
 
-    /// Decides about the next message that no other fault is about, unless that is decided. A message that was
-    /// delayed is not decided about again; one that is sent again after a loss is another message.
+    /// Decides the fate of the next message that no other fault affects, unless it is decided already. A delayed
+    /// message keeps its fate; a retry after a loss is another message.
     pub fn decide_next(&mut self, decide: impl FnOnce() -> MessageFate) {
         self.next.get_or_insert_with(decide);
     }
@@ -126,7 +126,7 @@ impl InjectedFaults {
         }
     }
 
-    /// How the command that has arrived fails, if it does.
+    /// The failure of the command that has arrived, if a test asked for one.
     pub(crate) fn command_fault(&mut self, opcode: u16) -> Option<CommandFailure> {
         let (after, failure) = self.commands.get_mut(&opcode)?;
         if *after > 0 {
@@ -138,8 +138,8 @@ impl InjectedFaults {
         Some(failure)
     }
 
-    /// How the send or receive WQE that the device takes fails, if it does. `user` tells whether
-    /// the queue pair is one of a user context.
+    /// The failure of the send or receive WQE that the device takes, if a test asked for one. `user` tells whether the
+    /// queue pair belongs to a user context.
     pub(crate) fn wqe_fault(&mut self, qpn: u32, user: bool, side: Side) -> Option<CqeError> {
         let due = self.wqes.iter_mut().position(|wqe| {
             let its = wqe.side == side && wqe.qpn.map_or(user, |its| its == qpn);
@@ -159,8 +159,7 @@ impl InjectedFaults {
         refuses
     }
 
-    /// What happens to the next message of a queue, and the queues whose delayed messages may go
-    /// on.
+    /// The fate of the next message of a queue, and the queues whose delayed messages may go on.
     pub(crate) fn message_fate(&mut self, now: u64, queue: u32) -> (MessageFate, Vec<u32>) {
         if let Some(delayed) = self.delayed.get(&queue) {
             if now < delayed.due && delayed.passes != Some(0) {
@@ -188,7 +187,7 @@ impl InjectedFaults {
         (MessageFate::Delayed(wait), vec![])
     }
 
-    /// The delay that a test has asked for the next message.
+    /// The delay of the next message, if a test asked for one.
     fn scripted_delay(&mut self) -> Option<Delay> {
         let (left, by) = self.to_delay.as_mut()?;
         let by = *by;

@@ -1,5 +1,4 @@
-//! Formats of what lies in guest memory and in Ethernet frames. These files hold no state of the
-//! device.
+//! Formats of WQEs, CQEs, EQEs and Ethernet frames. These files hold no state of the device.
 
 pub(crate) mod cqe;
 pub mod event;

@@ -151,15 +151,15 @@ impl Function {
     }
 
     /// Rings the doorbell of a send queue (of a queue pair or of raw packets) if its doorbell record is
-    /// ahead of the last doorbell; returns whether it was. For programs whose stores to a UAR page
-    /// nobody sees.
+    /// ahead of the last doorbell; returns whether it was. For programs whose stores to a UAR page do not reach the
+    /// device.
     pub fn ring_to_record(&mut self, number: u32) -> bool {
         !self.gone && self.device.bus_master && self.device.ring_to_record(number)
     }
 
     /// Rings the doorbell of a CQ if the arm word of its doorbell record differs from the last doorbell;
-    /// returns whether it did. The first arm word may be that of a new record, 0: a kernel
-    /// writes [`NO_ARM_WORD`] there before it creates the CQ.
+    /// returns whether it did. The first arm word of a program may be 0, as in a new record: so a kernel writes
+    /// [`NO_ARM_WORD`] there before it creates the CQ.
     ///
     /// [`NO_ARM_WORD`]: crate::object::cq::NO_ARM_WORD
     pub fn arm_from_record(&mut self, cqn: u32) -> bool {

@@ -32,8 +32,7 @@ pub struct DmaFault {
     pub len: usize,
 }
 
-/// Bytes from which on an access to memory of the process is copied at once: more than any WQE, CQE
-/// or EQE has.
+/// An access to memory of the process is copied at once from this many bytes on: more than any WQE, CQE or EQE has.
 const BULK: usize = 2048;
 /// Spans of recent accesses that are remembered.
 const FOUND: usize = 16;
@@ -474,7 +473,7 @@ impl GuestMemory {
         }
     }
 
-    /// Takes back what one [`GuestMemory::pin`] with the same arguments gave.
+    /// Undoes one [`GuestMemory::pin`] with the same arguments.
     ///
     /// # Errors
     /// `InvalidInput` if no such range is pinned.

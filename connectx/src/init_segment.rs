@@ -45,7 +45,7 @@ pub struct InitSegment {
     severity: u32,
 }
 
-/// What a write to the segment asks for.
+/// The request in a write to the segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InitSegmentAction {
     /// Nothing.

@@ -1,7 +1,7 @@
 //! MSI-X vectors.
 //!
-//! Pairs with the EQs, which raise vectors, and with whatever the owner of the function connects:
-//! an eventfd of QEMU, a call in this process. QEMU keeps the MSI-X table and its mask bits.
+//! Pairs with the EQs, which raise vectors, and with the receiver that the owner of the function connects: an eventfd
+//! of QEMU, or a call in this process. QEMU keeps the MSI-X table and its mask bits.
 
 /// MSI-X vectors of a function.
 pub const VECTORS: usize = 32;

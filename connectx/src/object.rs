@@ -69,7 +69,7 @@ pub struct Objects {
 impl Objects {
     /// A function without objects.
     pub fn new(limits: &Limits) -> Self {
-        // So many numbers from the first on.
+        // 2^`log` numbers from `first` on, but none above `most`.
         let numbers = |first: u32, log: u8, most: u32| first..=most.min(first + (1 << log) - 1);
         Self {
             uars: ObjectTable::new("UAR", bar0::UARS),

@@ -37,7 +37,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of a ConnectX-5, or what of them the emulation has.
+    /// The limits of a ConnectX-5, or lower ones where the emulation has less.
     pub const FULL: Limits = Limits {
         log_max_qp: 16,
         log_max_cq: 16,
@@ -50,7 +50,7 @@ impl Limits {
         log_max_ra_qp: 4,
     };
 
-    /// A limit that is 0 or above [`Limits::FULL`], by its name.
+    /// The name of a limit that is 0 or above [`Limits::FULL`].
     pub fn out_of_range(&self) -> Option<&'static str> {
         let full = Limits::FULL;
         [
@@ -69,7 +69,7 @@ impl Limits {
         .map(|(name, ..)| name)
     }
 
-    /// Limits that a test reaches in a moment.
+    /// Limits so low that a test reaches them quickly.
     pub const SMALL: Limits = Limits {
         log_max_qp: 4,
         log_max_cq: 4,

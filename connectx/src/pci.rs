@@ -27,7 +27,7 @@ pub struct ConfigSpace {
     bar0_size: u64,
 }
 
-/// What a write to configuration space asks of the function.
+/// The request in a write to configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConfigAction {
     /// Nothing.

@@ -1,5 +1,4 @@
-//! Recordings of what a driver wrote and what the device answered, in order, one file for each
-//! function.
+//! Recordings of the driver's writes and the device's answers, in order, one file for each function.
 //!
 //! Pairs with `--record DIR` and `decode` of `connectx-vfio`, which prints a recording. A file begins
 //! with the eight bytes of [`MAGIC`], the version (4 bytes) and the number of the function (4
@@ -41,7 +40,7 @@ const HEADER: usize = 16;
 /// The service of a raw send queue, which has no `MLX5_QP_ST_*`.
 pub const SERVICE_RAW_SQ: u8 = 0xff;
 
-/// What a doorbell record counts.
+/// The counter in a doorbell record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum DoorbellCounter {
@@ -99,7 +98,7 @@ pub enum Entry<B> {
     },
     /// A doorbell record whose value has changed since the device last read it.
     DoorbellRecord {
-        /// What it counts.
+        /// Its counter.
         counter: DoorbellCounter,
         /// Number of the queue.
         number: u32,
@@ -138,7 +137,7 @@ pub enum Entry<B> {
         number: u32,
         /// Producer index before it.
         index: u32,
-        /// The sum.
+        /// Its bytes.
         bytes: B,
     },
     /// An EQE as the device wrote it.
@@ -147,7 +146,7 @@ pub enum Entry<B> {
         number: u32,
         /// Producer index before it.
         index: u32,
-        /// The sum.
+        /// Its bytes.
         bytes: B,
     },
     /// A reset: it destroys everything that existed before.
@@ -156,7 +155,7 @@ pub enum Entry<B> {
     Fate {
         /// Number of the queue.
         number: u32,
-        /// For how many nanoseconds it is late; none if it is lost.
+        /// Its delay in nanoseconds; `None` if it is lost.
         late: Option<u64>,
     },
     /// A message that was not acknowledged.
@@ -168,13 +167,13 @@ pub enum Entry<B> {
     },
 }
 
-/// Why a message was not acknowledged.
+/// The reason why a message was not acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {
-    /// Nobody answered.
+    /// No response came.
     Lost = 0,
-    /// The receiver had no receive.
+    /// No receive was posted (RNR).
     RnrNak = 1,
     /// A NAK: the request is invalid.
     InvalidRequest = 2,
@@ -462,7 +461,7 @@ impl<R: Read> Recording<R> {
     }
 }
 
-/// Parses an entry as [`Recorder::add`] writes it at once; `None` for the beginning of a file and for other kinds.
+/// Parses the bytes of one entry, as [`Recorder::add`] writes them; `None` for a file header or an unknown kind.
 pub fn parse_entry(bytes: &[u8]) -> Option<TimedEntry> {
     let (head, body) = bytes.split_first_chunk::<HEADER>()?;
     let [_, _, _, _, kind, _, _, _, time @ ..] = *head;

@@ -1,6 +1,7 @@
 //! Bytes of one request, in memory that the next request uses again.
 //!
-//! A fresh `Vec` of 1 MiB is new pages from the system each time: their faults took four fifths of a message.
+//! A fresh `Vec` of 1 MiB is new pages from the system each time: their page faults took four fifths of a message's
+//! time.
 
 /// Bytes that are kept for the next request; longer memory is given back.
 const KEPT: usize = 8 << 20;
@@ -22,7 +23,7 @@ impl Scratch {
         }
     }
 
-    /// Appends `count` bytes, to be written by the caller: they hold what an earlier request left.
+    /// Appends `count` bytes for the caller to write: they hold bytes of an earlier request.
     pub(crate) fn grow(&mut self, count: usize) -> &mut [u8] {
         let start = self.len;
         self.len += count;

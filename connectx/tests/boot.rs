@@ -46,13 +46,13 @@ fn teardown_destroys_all_objects_until_init_hca() {
     }
 }
 
-/// What the last TEARDOWN_HCA found, by kind.
+/// The objects that the last TEARDOWN_HCA found, by kind.
 fn left(driver: &mut Driver) -> BTreeMap<&'static str, usize> {
     driver.fabric.function(0).device().left().iter().copied().collect()
 }
 
 #[test]
-fn what_teardown_found_is_told_until_the_next_driver_ends() {
+fn objects_left_at_teardown_are_reported_until_the_next_driver_ends() {
     let mut p = Pair::new();
     assert!(left(&mut p.driver).is_empty(), "the driver lives");
     p.driver.run_command(opcode::TEARDOWN_HCA, &[0; 16]).unwrap();
@@ -66,7 +66,7 @@ fn what_teardown_found_is_told_until_the_next_driver_ends() {
 }
 
 #[test]
-fn what_teardown_found_is_told_after_a_reset() {
+fn objects_left_at_teardown_are_reported_after_a_reset() {
     let mut p = Pair::new();
     p.driver.run_command(opcode::TEARDOWN_HCA, &[0; 16]).unwrap();
     let found = left(&mut p.driver);
@@ -75,7 +75,7 @@ fn what_teardown_found_is_told_after_a_reset() {
     assert_eq!(left(&mut p.driver), found);
 }
 
-/// The number of a new object would be lost, so nobody could destroy it.
+/// The number of a new object would be lost, so no driver could destroy it.
 #[test]
 fn a_command_without_an_output_mailbox_has_no_effect() {
     const ABSENT: u64 = 1 << 40;
@@ -113,9 +113,9 @@ fn without_bus_mastering_the_device_writes_no_memory() {
     assert_eq!(p.driver.fabric.function(0).interrupts_mut().raised(0), 1);
 }
 
-/// The driver's connection manager serves no port where it cannot say that it is there.
+/// The driver's connection manager serves no port on which it cannot announce itself.
 #[test]
-fn software_announces_what_it_manages_on_a_port() {
+fn software_announces_its_management_capabilities_on_a_port() {
     const CONNECTIONS: u64 = 1 << 16;
     const SUBNET: u64 = 1 << 1;
     let mut driver = Driver::new();
@@ -138,7 +138,7 @@ fn software_announces_what_it_manages_on_a_port() {
     let (before, changeable) = context(&mut driver);
     assert_eq!((before, changeable & CONNECTIONS, changeable & SUBNET), (0, CONNECTIONS, 0));
     change(&mut driver, CONNECTIONS, u64::from(u32::MAX)).unwrap();
-    assert_eq!(context(&mut driver).0, CONNECTIONS, "what is not chosen stays");
+    assert_eq!(context(&mut driver).0, CONNECTIONS, "bits that are not selected stay");
     let refused = change(&mut driver, CONNECTIONS | SUBNET, 0).unwrap_err();
     assert_eq!((refused.0, context(&mut driver).0), (BAD_PARAM, CONNECTIONS));
     change(&mut driver, CONNECTIONS, 0).unwrap();

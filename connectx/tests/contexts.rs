@@ -134,7 +134,7 @@ fn a_context_cannot_use_flow_tables_of_another() {
     assert_eq!(
         destroy(&mut driver, one, last),
         RESOURCE_BUSY,
-        "what misses in the other goes there"
+        "misses in the other table go there"
     );
     assert_eq!(destroy(&mut driver, one, first), 0);
     assert_eq!(destroy(&mut driver, one, last), 0);

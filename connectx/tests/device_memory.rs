@@ -82,7 +82,7 @@ fn rdma_and_bar0_reach_the_same_device_memory() {
     assert_eq!(u64::from_le_bytes(bytes), 42);
     assert_eq!((driver.cqe(sent, 0).0, driver.cqe(sent, 1).0), (REQUEST, REQUEST));
     driver.memory().read(from, &mut bytes).unwrap();
-    assert_eq!(u64::from_le_bytes(bytes), 40, "what was there before");
+    assert_eq!(u64::from_le_bytes(bytes), 40, "the old value");
     driver.post_send(&mut a, WRITE, 0, &[remote(57, device), local].concat());
     assert_eq!(driver.cqe(sent, 2).0, REQUEST_ERROR, "it would end behind the key");
 }

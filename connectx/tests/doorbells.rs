@@ -197,8 +197,8 @@ fn a_wqe_is_executed_when_its_doorbell_has_come() {
     assert_eq!(fixture.completed(), [0, 1, 2, 3]);
 }
 
-/// rdma-core and the kernel's driver ring so after a list whose last request they refused: the slot of that
-/// request still holds a WQE of the lap before.
+/// rdma-core and the kernel's driver ring such a doorbell after a list whose last request they refused: the slot of
+/// that request still holds a WQE of the lap before.
 #[test]
 fn a_doorbell_of_an_executed_wqe_rings_all_posted_ones() {
     let mut fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! Options of connections (ECE): what the device tells and takes, in plain memory.
+//! Options of connections (ECE) that the device offers and accepts, in plain memory.
 
 mod driver;
 
@@ -26,7 +26,7 @@ fn queried(driver: &mut Driver, qp: &Queue) -> u32 {
 }
 
 #[test]
-fn creation_that_names_only_the_version_is_told_all_options() {
+fn a_qp_created_with_the_version_alone_is_offered_all_options() {
     for (asked, told) in [(VERSION, ALL), (VERSION | 0xa, VERSION | 2), (0x2000_0003, 0), (0, 0)] {
         let mut driver = Driver::new();
         let qp = qp(&mut driver, asked);
@@ -49,7 +49,7 @@ fn each_transition_takes_the_options_that_it_names_and_keeps_those_that_were_tak
     assert_eq!(step(&mut driver, opcode::INIT2INIT_QP, 0, &[]), VERSION | 1);
     assert_eq!(step(&mut driver, opcode::INIT2RTR_QP, VERSION | 6, &[(qpc::mtu, 3)]), VERSION | 6);
     assert_eq!(step(&mut driver, opcode::RTR2RTS_QP, 0, &[]), VERSION | 6);
-    // Of another version the device takes nothing.
+    // The device accepts no options of another version.
     assert_eq!(step(&mut driver, opcode::RTS2RTS_QP, 0x3000_0001, &[]), 0);
     assert_eq!(step(&mut driver, opcode::RTS2RTS_QP, VERSION | 1, &[]), VERSION | 1);
     assert_eq!(step(&mut driver, opcode::TO_RST_QP, VERSION | 1, &[]), 0);

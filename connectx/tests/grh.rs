@@ -19,7 +19,7 @@ const V1: (u64, u64) = (0, 0);
 const V2_IPV4: (u64, u64) = (2, 0);
 const V2_IPV6: (u64, u64) = (2, 1);
 
-/// Sends `len` bytes from an address of this kind to itself, and returns what stands in front of them.
+/// Sends `len` bytes from an address of this kind to itself, and returns the 40 bytes in front of them.
 fn grh((version, l3_type): (u64, u64), op: u8, len: u32) -> [u8; GRH as usize] {
     let mut driver = Driver::new();
     let mut input = Bits::<set_roce_address_in, _>::new(vec![0; set_roce_address_in::SIZE]);

@@ -490,7 +490,7 @@ fn last_wqe_reached_is_raised_once_for_receivers() {
     assert_eq!(events_after_error(RC, shared), [LAST]);
     let target = |fixture: &mut Fixture| [xrc(fixture), vec![(qpc::no_sq, 1)]].concat();
     assert_eq!(events_after_error(XRC, target), [LAST]);
-    assert_eq!(events_after_error(XRC, xrc), NOTHING, "who only sends");
+    assert_eq!(events_after_error(XRC, xrc), NOTHING, "an XRC initiator only sends");
 }
 
 /// Lists use the memory of the host.

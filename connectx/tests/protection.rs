@@ -1,4 +1,4 @@
-//! Mkeys, connections and privileges: what an unprivileged process may not do.
+//! Mkeys, connections and privileges: the accesses that an unprivileged process is refused.
 
 mod driver;
 

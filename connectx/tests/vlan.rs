@@ -1,4 +1,4 @@
-//! RoCE addresses in VLANs, in plain memory: who receives a message, and what a datagram's CQE tells of it.
+//! RoCE addresses in VLANs, in plain memory: the receivers of a message, and the tag in a datagram's CQE.
 
 mod driver;
 

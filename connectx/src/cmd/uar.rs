@@ -1,7 +1,7 @@
 //! Commands of UARs. The number of a UAR is the number of its 4 KiB in BAR0.
 //!
-//! A driver whose pages are larger says so in the capabilities that it sets. ALLOC_UAR then gives it
-//! all UARs of a page of its own, and answers the first.
+//! A driver with larger pages sets their size as a capability. ALLOC_UAR then gives it all UARs of a page of its own,
+//! and returns the number of the first.
 
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::object::{alloc_uar_out, dealloc_uar_in};

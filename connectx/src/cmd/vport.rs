@@ -21,7 +21,7 @@ const PKEYS: u64 = 128;
 const ADDRESS_LIST_MC: u64 = 1;
 const ADDRESS_LIST_VLAN: u64 = 2;
 
-/// What software on an InfiniBand port may announce in `cap_mask1`: connection management, SNMP tunnelling, device
+/// `cap_mask1` bits that software on an InfiniBand port may set: connection management, SNMP tunnelling, device
 /// management and a vendor's class.
 const MANAGEMENT: u32 = 1 << 16 | 1 << 17 | 1 << 19 | 1 << 20;
 
@@ -189,7 +189,8 @@ pub(crate) fn query_hca_vport_context(device: &mut Device) -> Result<Vec<u8>, Co
     Ok(out.into_inner())
 }
 
-/// Changes what software on the port says that it manages; the driver's connection manager begins with it.
+/// Changes the management capabilities that software on the port announces; the driver's connection manager begins with
+/// it.
 pub(crate) fn modify_hca_vport_context(
     device: &mut Device,
     input: &[u8],

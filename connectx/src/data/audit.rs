@@ -1,4 +1,4 @@
-//! How the device checks what a program does with the memory of its requests: [`crate::audit`].
+//! The device's part of [`crate::audit`]: poison, hashes, and requests and completions that a program has left.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -43,8 +43,8 @@ impl Device {
         queues.collect()
     }
 
-    /// Completions that were written and that the doorbell record of their CQ does not tell as read: the number of the
-    /// CQ, and how many.
+    /// The CQs with CQEs that the program has not polled, by the consumer index in their doorbell record: the number of
+    /// the CQ, and how many CQEs.
     pub fn unread_completions(&self) -> Vec<(u32, u32)> {
         let unread = self.objects.cqs.iter().filter_map(|(number, cq)| {
             let consumer = self.memory.read_be32(cq.doorbell_record).ok()?;
@@ -67,7 +67,7 @@ impl Device {
             }
         };
         for (qpn, qp) in self.objects.qps.iter() {
-            // After a reset the doorbell record is of before, until the program clears it.
+            // After a reset the doorbell record holds the old count until the program clears it.
             let takes = !matches!(qp.state, QpState::Reset | QpState::Error);
             if let Some(queue) = qp.rq.as_ref().filter(|_| takes) {
                 look(RqType::Qp, qpn, qp.pd, queue, qpn);
@@ -112,7 +112,8 @@ impl Device {
         self.audit = Some(audit);
     }
 
-    /// Compares the requests of a queue pair that a completion of the one at `index` is about: that, and those before.
+    /// Compares the requests of a queue pair that a completion at WQEBB `index` covers: that request and those before
+    /// it.
     pub(crate) fn compare_requests(&mut self, qpn: u32, index: u16) {
         let Some(mut audit) = self.audit.take() else { return };
         let pd = self.objects.qps.get(qpn).map_or(0, |qp| qp.pd);

@@ -137,7 +137,7 @@ impl Device {
         self.write_eqe(eqn, event::COMPLETION, 0, &data);
     }
 
-    /// Has the CQ of one side of a queue pair overflow, for tests; returns whether there is one.
+    /// Overflows the CQ of one side of a queue pair, for tests; returns whether there is such a CQ.
     pub fn overflow_cq(&mut self, qpn: u32, side: Side) -> bool {
         let Ok(qp) = self.objects.qps.get(qpn) else { return false };
         let number = match side {

@@ -17,7 +17,7 @@ const EQ_UPDATE: u64 = 0x48;
 const SEND: u64 = 0x800;
 
 impl Device {
-    /// Counts of what a correct driver does not do at doorbells.
+    /// Counts of doorbell errors; a correct driver causes none.
     pub fn doorbell_errors(&self) -> DoorbellErrors {
         self.doorbells.errors
     }
@@ -62,7 +62,7 @@ impl Device {
         complete.into_iter().for_each(|doorbell| self.ring_send_queue(doorbell));
     }
 
-    /// A doorbell or a BlueFlame copy that came whole.
+    /// Handles a doorbell or a BlueFlame copy that came whole.
     pub(crate) fn ring_register(&mut self, uar: u32, offset: u64, from: &[u8]) {
         match offset {
             SEND.. => {
@@ -73,8 +73,8 @@ impl Device {
         }
     }
 
-    /// Rings a send queue up to its doorbell record; returns whether that says more than the last
-    /// doorbell did.
+    /// Rings a send queue up to the producer index in its doorbell record; returns whether that is ahead of the last
+    /// doorbell.
     pub(crate) fn ring_to_record(&mut self, number: u32) -> bool {
         let Some(Rung { queue, works, .. }) = rung(&mut self.objects, number) else { return false };
         let before = (queue.producer_index(), queue.rung_index());

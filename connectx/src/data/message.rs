@@ -51,7 +51,7 @@ pub(crate) struct Message<'r> {
     pub(crate) psn: u32,
     /// How many PSNs the message takes.
     pub(crate) packets: u32,
-    /// What the responder does.
+    /// Operation of the responder.
     pub(crate) action: Action,
     /// Data of a send or an RDMA write.
     pub(crate) payload: &'r [u8],
@@ -90,7 +90,7 @@ pub(crate) struct Datagram {
     pub(crate) group: Option<[u8; 16]>,
 }
 
-/// What a message does at the responder.
+/// The operation of a message at the responder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Consumes a receive, and may invalidate an mkey of the responder.
@@ -100,43 +100,43 @@ pub(crate) enum Action {
     },
     /// Writes to memory; with immediate data it also consumes a receive.
     Write {
-        /// Where to.
+        /// Remote address.
         address: u64,
         /// Remote key.
         key: u32,
     },
     /// Reads from memory.
     Read {
-        /// Where from.
+        /// Remote address.
         address: u64,
         /// Remote key.
         key: u32,
-        /// How many bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// Changes a word of memory.
     Atomic {
-        /// Where.
+        /// Remote address.
         address: u64,
         /// Remote key.
         key: u32,
         /// Bytes of the word: 4 or 8.
         len: u64,
-        /// How.
+        /// The operation on the word.
         change: Atomic,
     },
 }
 
-/// A reply.
+/// The responder's answer to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Response {
-    /// Done.
+    /// The message was executed.
     Ack,
-    /// Done, with the data that was read: [`Answer::data`].
+    /// As [`Response::Ack`], with the data that was read: [`Answer::data`].
     ReadData,
-    /// Done, with the old value.
+    /// As [`Response::Ack`], with the old value.
     AtomicResult(u64),
-    /// No receive is posted: the requester retries after this timer code.
+    /// No receive is posted (RNR): the requester retries after the time of this timer code.
     RnrNak(u8),
     /// NAK: invalid request.
     InvalidRequest,
@@ -149,7 +149,7 @@ pub(crate) enum Response {
 }
 
 impl Response {
-    /// Why the message was not acknowledged, if it was not.
+    /// The reason why the message was not acknowledged; `None` if it was.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         Some(match self {
             Self::Ack | Self::ReadData | Self::AtomicResult(_) => return None,
@@ -163,7 +163,7 @@ impl Response {
 }
 
 impl Device {
-    /// Records what a test does to a message of a queue.
+    /// Records the fate that a test has given to a message of a queue.
     pub(crate) fn record_fate(&mut self, number: u32, fate: MessageFate) {
         let late = match fate {
             MessageFate::Delivered => return,

@@ -35,9 +35,9 @@ const L2_OK: u8 = 1 << 0;
 const L3_OK: u8 = 1 << 1;
 const L4_OK: u8 = 1 << 2;
 
-/// What a raw send queue has to send.
+/// The outcome of executing a raw send queue's next WQE.
 pub(crate) enum NextFrames {
-    /// Nothing.
+    /// The queue has no WQE to execute now.
     Idle,
     /// The WQE is done and sends nothing.
     Done,

@@ -64,7 +64,7 @@ pub(crate) enum NextWqe<'r> {
 }
 
 impl Device {
-    /// Executes the next WQE of a queue pair, which is read to `request`, as is the data to send.
+    /// Executes the next WQE of a queue pair, and reads the WQE and the data to send into `request`.
     pub(crate) fn run_next_wqe<'r>(&mut self, qpn: u32, request: &'r mut Request) -> NextWqe<'r> {
         request.payload.clear();
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return NextWqe::Idle };

@@ -24,7 +24,7 @@ use crate::scratch::Scratch;
 const GRH: usize = 40;
 
 impl Device {
-    /// Executes a message, with what it reads in `answer`.
+    /// Executes a message; the data that it reads goes to `answer`.
     pub(crate) fn respond(&mut self, message: &Message<'_>, answer: &mut Answer) -> Response {
         let response = self.respond_checked(message, answer);
         if response != Response::Lost {

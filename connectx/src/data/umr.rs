@@ -57,7 +57,7 @@ pub(crate) struct UmrIssuer {
     trusted: bool,
 }
 
-/// Why a UMR WQE is refused, and the syndrome of its CQE.
+/// The syndrome in the CQE of a refused UMR WQE, and the reason for the log.
 struct UmrError(Syndrome, String);
 
 impl From<String> for UmrError {
@@ -73,7 +73,7 @@ impl From<&str> for UmrError {
 }
 
 impl Device {
-    /// What a queue pair may do to mkeys.
+    /// The rights of a queue pair to change mkeys.
     pub(crate) fn umr_issuer(&self, qpn: u32, qp: &Qp) -> UmrIssuer {
         let kernel = qp.service == Service::Umr;
         let fast = qp.context.is_set(qpc::fre) && self.objects.qps.owner(qpn) == KERNEL;

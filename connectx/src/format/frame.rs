@@ -1,7 +1,7 @@
-//! Ethernet frames: their headers, and what offloads change in them.
+//! Ethernet frames: their headers, and the offloads that change them.
 //!
 //! Pairs with the flags of the Ethernet segment for sends, and with flow tables and CQEs for
-//! receives. A guest wrote the frame, so no length in it is trusted.
+//! receives. A guest wrote the frame, so the device trusts no length in it.
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::flow::{

@@ -1,8 +1,7 @@
 //! WQEs as they lie in a send queue.
 //!
 //! Pairs with the segments of libmlx5 and mlx5_ib: a control segment, then the segments of the
-//! service and the opcode, then data segments. A guest wrote all of it, so nothing in it is
-//! trusted.
+//! service and the opcode, then data segments. A guest wrote all of it, so the device trusts nothing in it.
 
 /// Opcodes, `MLX5_OPCODE_*`.
 #[allow(missing_docs, reason = "the driver's names")]
@@ -57,8 +56,8 @@ impl CtrlSegment {
         }
     }
 
-    /// Bytes of an atomic's operand: 8, or what the opmod of a masked atomic says. `None` for an
-    /// unsupported length.
+    /// Bytes of an atomic's operand: 8, or the length in the opmod of a masked atomic. `None` for an unsupported
+    /// length.
     pub fn atomic_len(&self) -> Option<u64> {
         const EXTENDED: u8 = 8;
         match (self.opcode, self.opmod) {
@@ -145,7 +144,7 @@ impl Sge {
     }
 }
 
-/// What an atomic does to its operand.
+/// The operation of an atomic, with its operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Atomic {
     /// Stores `swap` under its mask, if the bits under the compare mask are equal.
@@ -350,7 +349,7 @@ impl<'a> WqeSegments<'a> {
                     swap_mask: third,
                     compare_mask: fourth,
                 },
-                // The word has no carry out, like the upper field of a longer one.
+                // Bit 31 is a boundary, too: a word of four bytes has no carry out.
                 _ => Atomic::FetchAdd { add: first, boundary: second | 1 << 31 },
             });
         }

@@ -78,7 +78,7 @@ impl Mkey {
         self.context.get(mkc::access_mode_4_2) << 2 | self.context.get(mkc::access_mode_1_0)
     }
 
-    /// Whether it covers device memory, which it holds.
+    /// Whether it covers device memory; then it holds that allocation.
     pub(crate) fn is_device_memory(&self) -> bool {
         self.mode() == DEVICE_MEMORY
     }
@@ -126,7 +126,7 @@ impl Objects {
         self.mkeys.iter().filter(|(_, mkey)| mkey.is_free() && of_kernel(mkey)).count()
     }
 
-    /// Finds the address ranges of an access, for `visit`, or the reason why it is not allowed.
+    /// Calls `visit` with the address ranges of an access; returns the reason if the access is not allowed.
     pub(crate) fn resolve<T>(
         &self,
         access: Access,
@@ -299,7 +299,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Looks at more entries of a list. Nested lists could otherwise keep the device busy for ever.
+    /// Charges `count` entries of a list. Nested lists could otherwise keep the device busy for ever.
     fn step(&mut self, key: u32, count: usize) -> Result<(), String> {
         match self.cost.add_steps(count as u64) {
             true => Ok(()),

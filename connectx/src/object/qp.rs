@@ -79,19 +79,19 @@ pub(crate) enum RetryTimer {
     Never,
 }
 
-/// Version 1 of the options of connections, in the upper four bits.
+/// Version 1 of the options of connections (ECE), in the upper four bits.
 const ECE_VERSION: u32 = 0x1000_0000;
 
-/// The options that the device has. They change nothing that a message could tell.
+/// The options that the device offers. None of them has an effect on messages.
 const ECE_OPTIONS: u32 = ECE_VERSION | 7;
 
-/// The options among those asked for that the device takes: none unless they are of its version.
+/// The options that the device accepts of those asked for: none of another version.
 pub(crate) fn take_ece(asked: u32) -> u32 {
     if asked >> 28 == ECE_VERSION >> 28 { asked & ECE_OPTIONS } else { 0 }
 }
 
-/// The options that the device offers a driver which creates a queue pair and asks for `asked`. A driver that asks for
-/// the version alone is offered all of them.
+/// The options that the device offers to a driver that creates a queue pair with `asked`: all of them if the driver
+/// names the version alone.
 pub(crate) fn tell_ece(asked: u32) -> u32 {
     if asked == ECE_VERSION { ECE_OPTIONS } else { take_ece(asked) }
 }

@@ -43,17 +43,17 @@ pub struct ReceiveWqe {
     /// The whole WQE, as read.
     bytes: Vec<u8>,
     linked: bool,
-    /// The doorbell record at that time.
+    /// The count in the doorbell record when the WQE was read.
     posted: u16,
 }
 
 impl ReceiveWqe {
-    /// How many receives were posted to its queue, this one the last, modulo 2¹⁶.
+    /// How many receives were posted to its queue up to this one, modulo 2¹⁶.
     pub(crate) fn posted(&self) -> u16 {
         self.posted
     }
 
-    /// Where the data goes.
+    /// The SGEs that take the data.
     pub fn sges(&self) -> impl Iterator<Item = Sge> + Clone + '_ {
         let list = if self.linked { self.bytes.get(LINK..) } else { Some(&self.bytes[..]) };
         chunks::<16>(list.unwrap_or(&[]))
@@ -119,17 +119,16 @@ impl ReceiveQueue {
     /// is posted.
     ///
     /// # Errors
-    /// Why the queue cannot be used.
+    /// The reason why the queue cannot be used.
     pub fn peek(&self, memory: &GuestMemory) -> Result<Option<ReceiveWqe>, String> {
         let mut receive = ReceiveWqe::default();
         Ok(self.peek_into(memory, &mut receive)?.then_some(receive))
     }
 
-    /// As [`ReceiveQueue::peek`], in place of another receive, whose memory is used again; whether one
-    /// is posted.
+    /// As [`ReceiveQueue::peek`], into the memory of an earlier receive; returns whether one is posted.
     ///
     /// # Errors
-    /// Why the queue cannot be used.
+    /// The reason why the queue cannot be used.
     pub(crate) fn peek_into(
         &self,
         memory: &GuestMemory,
@@ -156,7 +155,7 @@ impl ReceiveQueue {
         Ok(true)
     }
 
-    /// The receives that are posted, from the one on before which `seen` were posted.
+    /// The posted receives that follow the first `seen` ones.
     pub(crate) fn posted_after(&self, memory: &GuestMemory, seen: u16) -> Vec<ReceiveWqe> {
         let mut at = Self { buffer: self.buffer.clone(), ..*self };
         let mut receives = Vec::new();

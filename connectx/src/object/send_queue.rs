@@ -1,7 +1,7 @@
 //! Send queues: their buffer, producer index and consumer index.
 //!
-//! Pairs with the send doorbell record, and with the doorbell register, which tells the device to read
-//! the record and how far it may execute.
+//! Pairs with the send doorbell record, and with the doorbell register: a write to it makes the device read the record,
+//! and names the last WQE that the device may execute.
 
 use super::buffer::Buffer;
 use crate::format::wqe::CtrlSegment;
@@ -108,7 +108,8 @@ impl SendQueue {
     /// Takes the doorbell of a WQE that ends at this index: it and all before it may be executed.
     ///
     /// The doorbell of a WQE that is not in the queue rings all posted ones. rdma-core and the kernel's driver ring
-    /// so after a list of which they refused one request: with the bytes that its slot held before.
+    /// such a doorbell after a list with a request that they refused: they ring with the old bytes in the slot of that
+    /// request.
     pub fn ring(&mut self, end: u16) {
         let ahead = |index: u16| u32::from(index.wrapping_sub(self.consumer_index));
         let in_queue = (1..=1 << self.log_size).contains(&ahead(end));
@@ -188,7 +189,7 @@ impl SendQueue {
         Ok((control, count, bytes))
     }
 
-    /// Whether the WQEBBs from index `index` on are the same as `copy`, as far as that goes.
+    /// Whether the WQEBBs from `index` on begin with the bytes of `copy`.
     ///
     /// # Errors
     /// If the queue is not in guest memory.

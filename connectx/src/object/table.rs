@@ -254,7 +254,7 @@ impl<T> ObjectTable<T> {
         self.kind
     }
 
-    /// The number of pages.
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.rows.len()
     }

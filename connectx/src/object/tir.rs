@@ -1,4 +1,4 @@
-//! Transport interface receive (TIR): which receive queues the frames of a flow go to.
+//! Transport interface receive (TIR): the receive queues of the frames of a flow.
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::rqc::tirc;

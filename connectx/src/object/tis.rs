@@ -1,4 +1,4 @@
-//! Transport interface send (TIS): what send queues of Ethernet frames send through.
+//! Transport interface send (TIS): the transport domain of send queues of Ethernet frames.
 
 /// A TIS.
 pub struct Tis {

@@ -18,7 +18,7 @@ pub struct Umem {
     pub(crate) buffer: Buffer,
 }
 
-/// Where a command places the memory of a queue.
+/// The location of a queue's memory, as a command names it.
 pub(crate) struct QueueLocation<'a> {
     /// Number of the umem of the queue and offset in it; `None` if the command lists pages.
     pub(crate) queue: Option<(u32, u64)>,

@@ -61,7 +61,7 @@ pub(crate) struct Driver {
     pub(crate) pd: u32,
     /// `ack_timeout` of queue pairs; 0 is never.
     pub(crate) ack_timeout: u64,
-    /// Options of connections (ECE) that commands name, and what the device answered last.
+    /// Options of connections (ECE) that commands name, and the device's last answer to them.
     pub(crate) ece: u32,
     pub(crate) told_ece: u32,
     /// Remote GID of queue pairs.

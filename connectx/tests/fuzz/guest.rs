@@ -155,7 +155,7 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Runs one input to its end. The traits are what the device answered, according to its recording.
+/// Runs one input to its end. The traits are the device's answers in its recording.
 pub(crate) fn run(input: &[u8]) -> Traits {
     let mut guest = guest();
     let file = MemoryFile::default();

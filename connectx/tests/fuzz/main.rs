@@ -1,4 +1,4 @@
-//! The device and the decoders accept whatever a guest writes.
+//! The device and the decoders accept any bytes that a guest writes.
 //!
 //! Inputs come from a seed, so a run can be repeated. Each target begins with the inputs in
 //! `tests/corpus`. `CONNECTX_FUZZ_SECONDS` sets a longer time, `CONNECTX_FUZZ_SEED` another seed,
