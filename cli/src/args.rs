@@ -21,7 +21,7 @@ Exit status:
 
 const EXIT_STATUSES: &str = exit_statuses!();
 
-/// What clap shows below the options of a ping-pong.
+/// The text below the options in the help of a ping-pong.
 const PINGPONG: &str = concat!(
     "\
 Start it without HOST on one side: that is the server, and it waits. Then start it on the other
@@ -50,7 +50,7 @@ GID.
     exit_statuses!()
 );
 
-/// RDMA devices: what there are, and whether messages get across.
+/// Shows RDMA devices, and tests whether messages get across.
 #[derive(Debug, Parser)]
 #[command(name = "uverbs", version, after_help = EXIT_STATUSES)]
 pub(crate) struct Args {
@@ -66,7 +66,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Show the RDMA devices of this machine, their ports and limits
     Devinfo(DevinfoArgs),
-    /// Find what would keep programs from working on this machine, and say what to do
+    /// Find faults that keep programs from working on this machine, and say how to mend them
     Doctor(DoctorArgs),
     /// Exchange messages with another host, or with another process of this one
     #[command(subcommand)]
@@ -79,7 +79,7 @@ pub(crate) enum Command {
     Share(ShareArgs),
 }
 
-/// What clap shows below the options of the programs that connect by address.
+/// The text below the options in the help of the programs that connect by address.
 const CM: &str = concat!(
     "\
 Start the server first, or mckey's receivers. Either side may be rdma-core's program of the same name. Addresses are
@@ -116,7 +116,7 @@ pub(crate) enum CmCommand {
     /// One side sends datagrams to a multicast group, the other receives them
     #[command(after_help = MCKEY)]
     Mckey(MckeyArgs),
-    /// How long each step of many connections takes; the peer may be cmtime of rdma-core 52 to 58
+    /// Measure each step of many connections; the peer may be cmtime of rdma-core 52 to 58
     #[command(after_help = CM)]
     Cmtime(CmtimeArgs),
 }
@@ -133,16 +133,16 @@ impl CmCommand {
     }
 }
 
-/// What the programs have in common that exchange a number of messages with a server.
+/// Options of the programs that exchange a number of messages with a server.
 #[derive(Clone, Debug, Group)]
 pub(crate) struct BurstOptions {
     /// The server's address or host name; without it this is the server
     #[arg(short, long, value_name = "ADDRESS")]
     pub(crate) server: Option<String>,
-    /// The address of this side [default: a server listens on all, a client takes what the routing table says]
+    /// The address of this side [default: a server listens on all, a client asks the routing table]
     #[arg(short, long, value_name = "ADDRESS")]
     pub(crate) bind: Option<String>,
-    /// How many connections; the same on both sides
+    /// Number of connections; the same on both sides
     #[arg(short, long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) connections: u32,
@@ -210,10 +210,10 @@ pub(crate) struct MckeyArgs {
     /// Be the sender; without it, this is a receiver
     #[arg(short, long)]
     pub(crate) sender: bool,
-    /// The address of this side, whose interface joins the group [default: as the routing table says]
+    /// The address of this side, whose interface joins the group [default: the routing table's]
     #[arg(short, long, value_name = "ADDRESS")]
     pub(crate) bind: Option<String>,
-    /// How many queue pairs join
+    /// Number of queue pairs that join
     #[arg(short, long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) connections: u32,
@@ -250,10 +250,10 @@ pub(crate) struct CmtimeArgs {
     /// The server's address or host name; without it this is the server
     #[arg(short, long, value_name = "ADDRESS")]
     pub(crate) server: Option<String>,
-    /// The address of this side [default: a server listens on all, a client takes what the routing table says]
+    /// The address of this side [default: a server listens on all, a client asks the routing table]
     #[arg(short, long, value_name = "ADDRESS")]
     pub(crate) bind: Option<String>,
-    /// How many connections; the same on both sides
+    /// Number of connections; the same on both sides
     #[arg(short, long, value_name = "COUNT", default_value_t = 100,
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) connections: u32,
@@ -300,7 +300,7 @@ pub(crate) struct RpingArgs {
     #[arg(short, long, value_name = "PORT", default_value_t = 7174,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// The client's address [default: as the routing table says]
+    /// The client's address [default: the routing table's]
     #[arg(short = 'I', long, value_name = "ADDRESS")]
     pub(crate) source: Option<String>,
     /// Texts that a client sends; a server serves one client to its end
@@ -334,7 +334,7 @@ pub(crate) enum ShareArgs {
     /// Register memory and serve the context at a Unix socket
     #[command(after_help = EXIT_STATUSES)]
     Serve {
-        /// Where to listen
+        /// Path to listen at
         #[arg(value_name = "SOCKET")]
         socket: PathBuf,
         /// RDMA device, or the path of its node [default: the first that opens and has an active port]
@@ -343,14 +343,14 @@ pub(crate) enum ShareArgs {
         /// Leave after so many clients [default: never]
         #[arg(short = 'n', long, value_name = "COUNT")]
         clients: Option<u64>,
-        /// What clients read
+        /// Text that clients read
         #[arg(long, default_value = "hello from the exporter")]
         text: String,
     },
-    /// Import what is served there, read the exporter's memory and write to it
+    /// Import the context that is served there, read the exporter's memory and write to it
     #[command(after_help = EXIT_STATUSES)]
     Use {
-        /// Where the exporter listens
+        /// Path that the exporter listens at
         #[arg(value_name = "SOCKET")]
         socket: PathBuf,
         /// Port of the device
@@ -360,13 +360,13 @@ pub(crate) enum ShareArgs {
         /// GID to send from, by its index [default: an IPv4 one of RoCE v2 where there is one]
         #[arg(short, long, alias = "gid-idx", value_name = "INDEX")]
         gid_index: Option<u32>,
-        /// What to write
+        /// Text to write
         #[arg(long, default_value = "hello from the importer")]
         text: String,
     },
 }
 
-/// Devices that this program cannot open are shown with what netlink and sysfs know of them.
+/// Devices that this program cannot open are shown with the facts from netlink and sysfs.
 #[derive(Debug, Group)]
 #[command(after_help = EXIT_STATUSES)]
 pub(crate) struct DevinfoArgs {
@@ -385,22 +385,22 @@ pub(crate) struct DevinfoArgs {
 #[derive(Debug, Group)]
 #[command(after_help = EXIT_STATUSES)]
 pub(crate) struct DoctorArgs {
-    /// Show notes, too: what is neither good nor bad
+    /// Show notes, too: facts that are neither good nor bad
     #[arg(short, long)]
     pub(crate) verbose: bool,
     /// Let warnings count as problems
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Choose the GID by the route to this address, and see whether it answers packets of the port's MTU
+    /// Choose the GID by the route to this address, and test whether it answers packets of the port's MTU
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) peer: Option<std::net::IpAddr>,
     /// Print one JSON object: everything, with or without -v
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print Markdown to report a run on hardware with: versions, firmware, capabilities; no addresses
+    /// Print Markdown for a report of a run on hardware: versions, firmware, capabilities; no addresses
     #[arg(long, conflicts_with = "json")]
     pub(crate) report: bool,
-    /// What the device suite printed, for the report
+    /// Output of the device suite, for the report
     #[arg(long, value_name = "FILE", requires = "report")]
     pub(crate) results: Option<PathBuf>,
     /// Names of devices, or paths of their nodes; all devices unless given
@@ -413,13 +413,13 @@ pub(crate) struct DoctorArgs {
 pub(crate) enum PingpongCommand {
     #[command(flatten)]
     Pair(PingpongArgs),
-    /// Between a server and several clients over XRC, whose messages name where they go
+    /// Between a server and several clients over XRC, whose messages name their receive queue
     #[command(after_help = XSRQ, mut_arg("validate", |validate| validate.hide(true)))]
     Xsrq(XsrqArgs),
 }
 
-/// Clients of one machine share the XRC domain of the file /tmp/xrc_domain, with those of rdma-core,
-/// and are reached over each other's connections. That program does 5 --iters unless told.
+/// Clients of one machine share the XRC domain of the file /tmp/xrc_domain, with those of rdma-core, and are reached
+/// over each other's connections. rdma-core's program does 5 --iters by default.
 #[derive(Debug, Group)]
 pub(crate) struct XsrqArgs {
     #[command(flatten)]
@@ -487,7 +487,7 @@ pub(crate) enum PingpongArgs {
     },
 }
 
-/// What all kinds have in common.
+/// Options of all kinds.
 #[derive(Clone, Debug, Group)]
 pub(crate) struct Options {
     /// Host name or address of the server; without it, be the server
@@ -500,8 +500,8 @@ pub(crate) struct Options {
     #[arg(short, long, value_name = "PORT", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ib_port: u32,
-    /// GID to send from, by its index: it chooses address, VLAN and RoCE version [default: an IPv4
-    /// one of RoCE v2 where there is one]
+    /// Index of the GID to send from: it chooses address, VLAN and RoCE version [default: an IPv4 one of RoCE v2 where
+    /// there is one]
     #[arg(short, long, alias = "gid-idx", value_name = "INDEX")]
     pub(crate) gid_index: Option<u32>,
     /// TCP port for exchanging addresses
@@ -543,7 +543,7 @@ pub(crate) struct Options {
     pub(crate) json: bool,
 }
 
-/// What connections have and datagrams lack.
+/// Options of connections, which datagrams lack.
 #[derive(Clone, Debug, Group)]
 pub(crate) struct PathOptions {
     /// Path MTU in bytes
@@ -551,7 +551,7 @@ pub(crate) struct PathOptions {
     pub(crate) mtu: PathMtu,
 }
 
-/// The MTUs that the specification has.
+/// The MTUs of the InfiniBand specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PathMtu {
     #[value(name = "256")]
@@ -591,7 +591,7 @@ impl PingpongArgs {
         }
     }
 
-    /// `None` with datagrams, whose limit is the port's own MTU.
+    /// The path MTU; `None` for datagrams, whose limit is the port's own MTU.
     pub(crate) fn mtu(&self) -> Option<PathMtu> {
         match self {
             PingpongArgs::Rc { path, .. }
@@ -610,7 +610,7 @@ impl PingpongArgs {
         self.options().size.unwrap_or(default)
     }
 
-    /// How many queue pairs.
+    /// The number of queue pairs.
     pub(crate) fn qps(&self) -> u32 {
         match self {
             PingpongArgs::Srq { qps, .. } => *qps,
@@ -624,7 +624,7 @@ impl Options {
         Duration::from_secs(self.timeout)
     }
 
-    /// How long to wait for the other side to be there at all.
+    /// The longest wait for the peer to appear.
     pub(crate) fn wait(&self) -> Duration {
         let default = if self.host.is_some() { 0 } else { 300 };
         Duration::from_secs(self.wait.unwrap_or(default))

@@ -1,8 +1,8 @@
-//! `uverbs cm`: programs that connect by address, through the kernel's connection manager. Each speaks the messages
-//! of rdma-core's program of the same name, so that either side can be theirs.
+//! `uverbs cm`: programs that connect by address, through the kernel's connection manager. Each speaks the messages of
+//! rdma-core's program of the same name, so that either side can be rdma-core's.
 //!
-//! [`rping`] has its queue pair in [`link`]; those that exchange a number of messages ([`ucmatose`], [`udaddy`],
-//! [`mckey`]) have theirs in [`burst`]. [`cmtime`] sends none.
+//! [`rping`] has its queue pair in [`link`]; the programs that exchange a number of messages ([`ucmatose`], [`udaddy`],
+//! [`mckey`]) have theirs in [`burst`]. [`cmtime`] sends no message.
 
 mod burst;
 mod cmtime;
@@ -40,7 +40,7 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     })
 }
 
-/// Where a server listens: at an address of this host, or at all of them.
+/// The address that a server listens on: one of this host, or all of them.
 fn listening_address(host: Option<&str>, port: u16) -> Result<SocketAddr> {
     match host {
         Some(host) => resolve(host, port),
@@ -66,13 +66,13 @@ fn check_alive(connection: &Connection) -> Result<()> {
     }
 }
 
-/// Why a handshake that began did not end.
+/// The failure of a handshake that began and did not end.
 fn unfinished(error: uverbs::Error, peer: SocketAddr) -> Failure {
     Failure::peer(format!("{peer} did not complete the handshake in time: {error}"))
         .advice("allow more time with --timeout")
 }
 
-/// Why nothing could be bound to a local address.
+/// The failure to bind an id to a local address.
 fn cannot_listen(error: uverbs::Error, address: IpAddr) -> Failure {
     let errno = error.errno();
     let failure = Failure::device(error.to_string());
@@ -85,9 +85,9 @@ fn cannot_listen(error: uverbs::Error, address: IpAddr) -> Failure {
     }
 }
 
-/// Why there is no connection. The library's message says what was tried, and what is wrong with the network.
+/// The failure to connect. The library's message names the failed step, and the fault of the network.
 fn cannot_connect(error: &ConnectError, peer: SocketAddr) -> Failure {
-    // Nothing was asked of the peer yet.
+    // No request went to the peer yet.
     if error.error().verb() == CHANNEL {
         return error.error().clone().into();
     }

@@ -1,7 +1,7 @@
-//! `uverbs devinfo`: the devices of this machine, what they can do, and how their ports are.
+//! `uverbs devinfo`: the devices of this machine, their capabilities and the state of their ports.
 //!
-//! [`description`] collects what there is to know, as an object for programs; [`text`] writes it
-//! for people. [`sysfs`] stands in for a context where a device cannot be opened.
+//! [`description`] collects the facts, as an object for programs; [`text`] writes it for people.
+//! [`sysfs`] stands in for a context where a device cannot be opened.
 
 mod description;
 pub(crate) mod limits;
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &DevinfoArgs) -> Result<()> {
         failures.push(Failure::no_device());
     }
     match failures.into_iter().next() {
-        // The object has it for each device that it concerns.
+        // The JSON object has the failure at the device that it concerns.
         Some(failure) => Err(failure.shown()),
         None => Ok(()),
     }

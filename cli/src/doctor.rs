@@ -1,8 +1,8 @@
-//! `uverbs doctor`: what would keep a program from working on this machine, and what to do about it.
+//! `uverbs doctor`: finds faults that keep programs from working on this machine, with their remedies.
 //!
-//! [`machine`] looks at what all devices share, [`device`] opens each device and looks at its ports. Both
-//! read only, but for a protection domain and a small region that are made and dropped, and datagrams to the
-//! [`peer`] that was named.
+//! [`machine`] looks at the facts that all devices share, [`device`] opens each device and looks at its ports. Both
+//! read only, except for a protection domain and a small region that are made and dropped, and datagrams to the
+//! [`peer`] that the user named.
 
 mod device;
 mod flow_control;
@@ -31,16 +31,16 @@ pub(crate) enum Level {
     Problem,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// The name of the check, for programs: it stays the same.
     check: &'static str,
-    /// The device and port that it is about; `null` for the machine.
+    /// The device and port that were checked; `null` for the machine.
     subject: Option<String>,
     level: Level,
     message: String,
-    /// What to do.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
 }
@@ -55,7 +55,7 @@ struct Report<'a> {
     findings: &'a [Finding],
 }
 
-/// Findings as they are made.
+/// The findings so far, with the subject of the next ones.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     subject: Option<String>,
@@ -63,7 +63,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// What follows is about this.
+    /// Later findings are about this subject.
     pub(crate) fn about(&mut self, subject: impl Into<String>) {
         self.subject = Some(subject.into());
     }
@@ -152,7 +152,7 @@ fn print(findings: &[Finding], verbose: bool) {
     }
 }
 
-/// Problems and then warnings, each with what to do; after them, by subject, what is well.
+/// Problems and then warnings, each with its remedy; after them, by subject, the checks that passed.
 fn lines(findings: &[Finding], verbose: bool) -> Vec<String> {
     let mut lines = Vec::new();
     for (level, mark) in [(Level::Problem, "PROBLEM"), (Level::Warning, "WARNING")] {

@@ -1,5 +1,5 @@
-//! What the program says when it gives up: what happened, what to do about it, and the exit
-//! status, whose meanings the help text of [`args`](crate::args) lists.
+//! The message of the program when it gives up: the cause, the remedy, and the exit status. The
+//! help text of [`args`](crate::args) lists the meanings of exit statuses.
 
 use crate::output::{self, errln, outln};
 use rustix::process::{Resource, getrlimit};
@@ -13,15 +13,15 @@ use uverbs::device::absence;
 pub(crate) enum Status {
     /// The run failed: wrong data, a request that failed, a peer that went silent.
     Run = 1,
-    /// The command line asks for something that does not fit together. clap's own number, too.
+    /// The command line is wrong or contradicts itself. clap has the same number.
     Usage = 2,
     /// The local device cannot be used as asked.
     Device = 3,
-    /// The peer cannot be reached over TCP, or says what cannot be understood.
+    /// The peer cannot be reached over TCP, or sends a malformed message.
     Peer = 4,
 }
 
-/// Why the program gives up.
+/// The reason that the program gives up.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     status: Status,
@@ -63,18 +63,18 @@ impl Failure {
         Failure::new(Status::Peer, message)
     }
 
-    /// There is nothing to work with.
+    /// The failure of a machine without an RDMA device.
     pub(crate) fn no_device() -> Self {
         Failure::device("this machine has no RDMA device").advice(absence().to_string())
     }
 
-    /// Keeps it from being printed to standard output as JSON, where something else tells it.
+    /// Marks the failure as part of the output already, so that it is not printed again as JSON.
     pub(crate) fn shown(mut self) -> Self {
         self.shown = true;
         self
     }
 
-    /// Says it, and returns the exit status.
+    /// Prints the failure, and returns the exit status.
     pub(crate) fn tell(&self, json: bool) -> u8 {
         errln!("uverbs: {self}");
         if json && !self.shown {
@@ -83,13 +83,13 @@ impl Failure {
         self.status()
     }
 
-    /// Says more about what happened.
+    /// Adds to the message.
     pub(crate) fn and(mut self, more: &str) -> Self {
         self.message += more;
         self
     }
 
-    /// Says what to do about it, unless something more precise was said before.
+    /// Adds a remedy, if there is none yet: the first one is the most precise.
     pub(crate) fn advice(mut self, advice: impl Into<String>) -> Self {
         self.advice.get_or_insert(advice.into());
         self
@@ -99,7 +99,7 @@ impl Failure {
         &self.message
     }
 
-    /// What to do about it.
+    /// The remedy.
     pub(crate) fn remedy(&self) -> Option<&str> {
         self.advice.as_deref()
     }
@@ -127,7 +127,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The verb that opens the kernel's connection manager. Its errors say what to load.
+/// The verb that opens the kernel's connection manager. Its errors name the module to load.
 pub(crate) const CHANNEL: &str = "create_event_channel";
 
 impl<T> From<uverbs::ErrorWith<T>> for Failure {
@@ -147,7 +147,7 @@ impl From<uverbs::Error> for Failure {
     }
 }
 
-/// What usually helps when `verb` fails with `errno`; `message` is what the library says to it.
+/// The usual remedy when `verb` fails with `errno`; `message` is the library's message.
 fn advise(verb: &str, errno: Errno, message: &str) -> Option<String> {
     let advice = match (verb, errno) {
         ("open_device", Errno::ACCESS) => {

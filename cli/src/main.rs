@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the help that was asked for, or the reason why the command line is wrong.
+/// Prints the help, or the fault of the command line.
 fn refuse(refusal: &clap::Error) -> ExitCode {
     if !refusal.use_stderr() {
         output::out!("{refusal}");
@@ -60,7 +60,7 @@ fn refuse(refusal: &clap::Error) -> ExitCode {
     ExitCode::from(failure::Status::Usage as u8)
 }
 
-/// The failure in clap's text: the first paragraph says what is wrong.
+/// The failure in clap's text: the first paragraph names the fault.
 fn usage(text: &str) -> Failure {
     let what = text.split("\n\n").next().unwrap_or(text);
     let words: Vec<&str> = what.split_whitespace().collect();

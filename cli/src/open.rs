@@ -1,4 +1,4 @@
-//! The device that a program works with.
+//! Finds and opens the device of a command.
 
 use crate::failure::{Failure, Result};
 use uverbs::{Context, Device, devices};
@@ -9,7 +9,7 @@ pub(crate) fn find(name: &str) -> Result<Device> {
     Ok(found?)
 }
 
-/// Opens the device that is named, or the first one that opens and has an active port.
+/// Opens the named device, or the first one that opens and has an active port.
 pub(crate) fn open(name: Option<&str>) -> Result<Context> {
     let Some(name) = name else {
         let listed = devices()?;

@@ -1,9 +1,9 @@
-//! Everything that the program prints. clippy refuses `println!` and `eprintln!` elsewhere, because they panic when the
-//! reader of a pipe is gone or a disk is full, and what they buffer can be lost without an error.
+//! All output of the program. clippy refuses `println!` and `eprintln!` elsewhere, because they panic when the reader
+//! of a pipe is gone or a disk is full, and because an error can lose their buffered text unnoticed.
 //!
-//! Text goes to standard output without a buffer. If it cannot be written, the program ends: quietly and with the
-//! status of a program that SIGPIPE killed if the reader is gone, with an error and the status of a failure otherwise.
-//! Text that standard error does not take is lost, since no other stream is left to say so.
+//! Text goes to standard output without a buffer. If a write fails, the program ends: if the reader is gone, quietly
+//! and with the status of a program that SIGPIPE killed, and otherwise with an error and the status of a failure. Text
+//! that standard error does not take is lost, since no other stream is left to report it.
 //!
 //! `connectx` and the packages of the lab include this file.
 #![allow(clippy::disallowed_methods, reason = "this is the file that prints")]
@@ -15,7 +15,7 @@ use std::fmt::Arguments;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 
-/// The status that a shell shows of a program killed by SIGPIPE: 128 and the number of the signal.
+/// The status that a shell shows for a program killed by SIGPIPE: 128 plus the number of the signal.
 pub(crate) const CLOSED: u8 = 128 + 13;
 
 /// Prints a line to standard output.
@@ -44,15 +44,15 @@ pub(crate) fn print(text: Arguments<'_>) {
 /// Writes bytes to standard output.
 pub(crate) fn write(mut bytes: &[u8]) -> io::Result<()> {
     let out = io::stdout().lock();
-    // Not by `Stdout`: it keeps the end of a line back, and takes a descriptor that cannot be written for one that
-    // nobody wants to read.
+    // Not through `Stdout`: it holds back the end of a line, and drops text silently if the descriptor cannot be
+    // written (`EBADF`).
     let fd = out.as_fd();
     while !bytes.is_empty() {
         match rustix::io::write(fd, bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::INTR) => {}
-            // Another process of the pipe made it non-blocking.
+            // Another process that shares the pipe made it non-blocking.
             Err(Errno::AGAIN) => {
                 poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], None)?;
             }
@@ -71,12 +71,12 @@ pub(crate) fn fail(error: &io::Error) -> ! {
     crate::end(1)
 }
 
-/// Prints text to standard error, if that takes it.
+/// Prints text to standard error, and ignores errors.
 pub(crate) fn complain(text: Arguments<'_>) {
     pass_on(text.to_string().as_bytes());
 }
 
-/// Writes bytes to standard error, if that takes them.
+/// Writes bytes to standard error, and ignores errors.
 pub(crate) fn pass_on(bytes: &[u8]) {
     let _lost = io::stderr().write_all(bytes);
 }

@@ -1,9 +1,9 @@
 //! `uverbs pingpong`: messages there and back, with itself or with rdma-core's programs.
 //!
-//! [`port`] is the local end, [`queues`] what is made on it, [`exchange`] how the sides learn of
-//! each other ([`address`]), [`volley`] the run, whose sleep a [`watchdog`] guards; [`content`]
-//! fills and checks the buffers that [`layout`] places, with [`checker`] and [`pattern`]; [`report`]
-//! says how it went. [`xsrq`] is a ping-pong of its own.
+//! [`port`] is the local end, [`queues`] has the objects on it. By [`exchange`] the sides learn each other's
+//! [`address`]. [`volley`] is the run, and a [`watchdog`] guards its sleep. [`content`] fills and checks the buffers
+//! that [`layout`] places, with [`checker`] and [`pattern`]. [`report`] has the results. [`xsrq`] is a ping-pong of its
+//! own.
 
 mod address;
 mod checker;
@@ -34,11 +34,11 @@ use report::PingpongReport;
 use uverbs::{Gid, devices};
 use volley::Volley;
 
-/// The GID of an address that stands for no queue pair: its sender keeps the messages of different
-/// queue pairs apart. rdma-core's srq program sends zeros there, and looks at none of them.
+/// The GID of an address that stands for no queue pair. It announces that its sender keeps the messages of different
+/// queue pairs apart. rdma-core's srq program sends zeros there, and ignores them.
 const KEEPS_APART: Gid = Gid(*b"uverbs validates");
 
-/// `is_sim`: no other process sees the devices.
+/// Runs a ping-pong. With `is_sim` it plays both sides: no other process has the devices.
 pub(crate) fn run(command: &PingpongCommand, is_sim: bool) -> Result<()> {
     match command {
         PingpongCommand::Pair(args) if is_sim && args.options().host.is_none() => both_sides(args),
@@ -47,7 +47,7 @@ pub(crate) fn run(command: &PingpongCommand, is_sim: bool) -> Result<()> {
     }
 }
 
-/// Plays both sides in this process. The client tells how it went.
+/// Plays both sides in this process. The client prints the report.
 fn both_sides(args: &PingpongArgs) -> Result<()> {
     const WAIT: u64 = 10;
     let (mut server, mut client) = (args.clone(), args.clone());
@@ -77,7 +77,7 @@ struct Side<'a> {
     layout: Layout,
     /// One for each queue pair.
     local: Vec<Address>,
-    /// Whether it prints nothing.
+    /// Whether this side prints nothing.
     is_quiet: bool,
 }
 
@@ -101,7 +101,7 @@ impl<'a> Side<'a> {
             (true, Kind::Srq) => {
                 Layout::separate(header, size, options.rx_depth as usize, qps as usize)
             }
-            // A queue pair's next message comes after the answer to the last: one buffer will do.
+            // A queue pair's next message comes after the answer to the last: one buffer is enough.
             (true, _) => Layout::separate(header, size, 1, 1),
         };
         let shape = Shape {
@@ -129,14 +129,14 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Messages that are made for, and checked against, what the peer does.
+    /// The content of a checked run, for the peer's way to send.
     fn checked(&self, remote: &[Address]) -> Checked {
         let size = self.args.size() as usize;
         let psns = |addresses: &[Address]| {
             addresses.iter().take(self.local.len()).map(|address| address.psn).collect()
         };
         let checker = if self.is_client() {
-            // With one queue pair nothing can overtake.
+            // With one queue pair no message can overtake another.
             let last = remote.last().map(|address| address.gid);
             let kept_apart = self.local.len() == 1 || last == Some(KEEPS_APART);
             Checker::client(psns(&self.local), size, kept_apart)
@@ -159,7 +159,7 @@ impl<'a> Side<'a> {
         let connect = |remote: &[Address]| {
             let mut content = make(&self, remote);
             let remote = remote[..self.local.len()].to_vec();
-            // Before the peer can send: it learns of these queue pairs only afterwards.
+            // Before the peer can send: it learns of these queue pairs afterwards.
             volley.prepare(&mut self.queues, &mut content)?;
             self.queues.connect(&self.port, &self.local, &remote)?;
             Ok((content, remote))
@@ -214,7 +214,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// The addresses that are sent to the peer, including those without a queue pair.
+    /// The addresses to send to the peer, including those without a queue pair.
     fn sent_addresses(&self) -> Vec<Address> {
         let mut told = self.local.clone();
         told.resize(self.kind.addresses(), Address::default());

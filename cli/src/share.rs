@@ -1,8 +1,8 @@
-//! `uverbs share`: one process registers memory and serves its context over a Unix socket; others
-//! import both and work on the memory by RDMA, which is the only way they have to it.
+//! `uverbs share`: one process registers memory and serves its context over a Unix socket. Others import both and
+//! access the memory by RDMA, which is their only access to it.
 //!
-//! [`serve`] has the memory, [`user`] imports it, [`handover`] is what goes over the socket, [`slots`]
-//! says where in the memory what lies, [`path`] is how the importer gets there, [`socket`] where the exporter listens.
+//! [`serve`] owns the memory, [`user`] imports it, [`handover`] is the message over the socket, [`slots`] is the layout
+//! of the memory, [`path`] is the importer's path to it, [`socket`] is the exporter's listener.
 
 mod handover;
 mod path;

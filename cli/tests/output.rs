@@ -1,4 +1,4 @@
-//! Output arrives, or the program says that it did not: pipes without a reader, full disks, closed
+//! Output arrives, or the program reports an error: pipes without a reader, full disks, closed
 //! descriptors. No device is needed.
 
 use std::fs::File;
@@ -28,7 +28,7 @@ fn uverbs(words: &[&str]) -> Command {
     command
 }
 
-/// The writing end of a pipe that nobody reads.
+/// The writing end of a pipe without a reader.
 fn closed_pipe() -> OwnedFd {
     rustix::pipe::pipe().unwrap().1
 }
@@ -54,7 +54,7 @@ fn a_closed_pipe_ends_the_program_quietly() {
 
 #[test]
 fn a_reader_that_leaves_ends_the_program_quietly() {
-    // Each line is a write of its own.
+    // The program writes each line by a write(2) of its own.
     let mut child =
         uverbs(&["doctor", "-v"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = [0];
@@ -82,7 +82,7 @@ fn a_descriptor_that_cannot_be_written_is_an_error() {
     assert!(said(&output).contains("Bad file descriptor"), "{}", said(&output));
 }
 
-/// Errors keep their status where nothing takes their text.
+/// An error has the same status if standard error cannot be written.
 #[test]
 fn the_status_does_not_depend_on_standard_error() {
     let asked: [(&[&str], i32); 3] =

@@ -6,7 +6,7 @@ fn uverbs(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_uverbs")).args(words).output().unwrap()
 }
 
-/// The output of a command that ends with 0.
+/// The output of a command, which has to end with status 0.
 fn printed(words: &[&str]) -> String {
     let output = uverbs(words);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -27,7 +27,7 @@ fn devices_are_shown_as_those_of_a_machine() {
 
 #[test]
 fn a_pingpong_plays_both_sides() {
-    // Events, because two threads that spin wait for each other's processor.
+    // With events, because two spinning threads would wait for each other's processor.
     for kind in ["rc", "uc", "ud", "srq"] {
         let text = printed(&["--sim", "pingpong", kind, "-e", "-c", "-n", "100"]);
         assert!(text.contains("every byte is right"), "{text}");

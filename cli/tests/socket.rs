@@ -1,5 +1,5 @@
-//! `uverbs share serve` replaces a socket that nobody serves, and no other file. It looks at the path before it opens a
-//! device, so that no device is needed.
+//! `uverbs share serve` replaces a socket without a server, and no other file. It checks the path before it opens a
+//! device, so that the tests need no device.
 
 use std::fs;
 use std::os::unix::net::UnixListener;

@@ -60,7 +60,7 @@ fn what_is_refused_is_not_offered() {
     assert!(text(&uverbs(&["pingpong", "rc", "--help"]).stdout).contains("--validate"));
 }
 
-/// The server and the client fail for the same reason, and say the same.
+/// The server and the client fail for the same reason, and print the same message.
 #[test]
 fn without_a_connection_manager_both_sides_say_what_to_load() {
     if Path::new("/sys/class/misc/rdma_cm").exists() {

@@ -1,4 +1,4 @@
-//! A queue pair that receives a number of messages, and sends as many: what ucmatose, udaddy and mckey do.
+//! A queue pair that receives a number of messages, and sends as many, for ucmatose, udaddy and mckey.
 
 use super::link::LAST_ACKNOWLEDGEMENT;
 use crate::args::{BurstOptions, MckeyArgs};
@@ -11,10 +11,10 @@ use uverbs::{
     WcStatus,
 };
 
-/// What the device writes before a received datagram.
+/// Bytes of the global route header (GRH), which the device writes before a received datagram.
 const GRH: usize = 40;
 
-/// How many turns without a completion lead to a look at the connection.
+/// Polls without a completion before the connection is checked.
 const TURNS: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ enum Request {
     Receive,
 }
 
-/// How many messages of what size.
+/// The number of messages, and their size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) count: u32,
@@ -68,7 +68,7 @@ impl Burst {
         let header = if qp_type == QpType::UD { GRH } else { 0 };
         let count = shape.count.max(1);
         let pd = context.alloc_pd()?;
-        // Devices round the queues of a queue pair up, at most to the next power of two but one.
+        // Devices round queue sizes up, at most to twice the next power of two.
         let room = 4 * count.next_power_of_two();
         let mut cq = OwnedCompletionQueue::new(context.cq_builder(room).build()?);
         let pool = pd.buffer_pool_builder(shape.size.max(1) as usize + header);
@@ -98,7 +98,7 @@ impl Burst {
         Ok(())
     }
 
-    /// Sends all messages; `to` is where datagrams go, which carry the number of this queue pair.
+    /// Sends all messages. `to` is the destination of datagrams, which carry the number of this queue pair.
     pub(super) fn send_all(&mut self, to: Option<Destination<'_>>) -> Result<()> {
         let own = self.qp.qpn().0;
         let mut batch = self.qp.send_batch().map_err(cannot_post)?;
@@ -130,7 +130,7 @@ impl Burst {
         self.wait("received", first, Duration::ZERO, |burst| burst.received, || Ok(()))
     }
 
-    /// Waits until `done` counts all messages. After the end of the connection they may come for `late`.
+    /// Waits until `done` counts all messages. They may still arrive for `late` after the end of the connection.
     fn wait(
         &mut self,
         what: &str,
@@ -154,7 +154,7 @@ impl Burst {
                 ended = alive().err().map(|failure| (Instant::now() + late, failure));
             }
             if let Some((end, failure)) = ended.take() {
-                // The peer may have closed the connection behind its last message.
+                // The peer may have closed the connection after its last message.
                 self.poll()?;
                 if done(self) < self.shape.count && Instant::now() >= end {
                     return Err(failure);
@@ -210,7 +210,7 @@ impl Burst {
     }
 }
 
-/// The queue pair, but for posting.
+/// The queue pair, for everything but posting.
 impl Deref for Burst {
     type Target = QpControl;
 

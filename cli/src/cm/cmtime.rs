@@ -1,5 +1,5 @@
-//! `uverbs cm cmtime`: how long each step of many connections takes. rdma-core's program of releases 52 to 58 has the
-//! same name and the same exchange; later ones agree on a mesh of peers first.
+//! `uverbs cm cmtime`: the time of each step of many connections. rdma-core's program of releases 52 to 58 has the same
+//! name and the same exchange; later releases agree on a mesh of peers first.
 //!
 //! Beside the connections a TCP connection keeps both sides in step. There are three rounds: a connection to warm up,
 //! the measured ones, and as many again, for which rdma-core's program invents its queue pairs.
@@ -70,7 +70,7 @@ fn lost(error: &std::io::Error) -> Failure {
         .advice("give both sides the same -c, or allow more time with --timeout")
 }
 
-/// What the queue pairs have in common. Nothing is sent.
+/// The objects that all queue pairs share. No message is sent.
 struct Verbs {
     context: Context,
     pd: ProtectionDomain,
@@ -89,7 +89,7 @@ impl Verbs {
     }
 }
 
-/// The queue pairs share a device, which the first connection names.
+/// Makes them on the device of the first connection, which all connections share.
 fn verbs(
     verbs: &mut Option<Verbs>,
     context: impl FnOnce() -> uverbs::Result<Context>,
@@ -113,7 +113,7 @@ impl Clock {
         Clock { steps: Vec::new(), last: Instant::now(), connections }
     }
 
-    /// The step that ends now began when the one before ended.
+    /// Ends a step, which began at the end of the step before.
     fn end(&mut self, step: &'static str) {
         let usec = self.last.elapsed().as_secs_f64() * 1e6;
         let usec_per_connection = usec / f64::from(self.connections.max(1));
@@ -121,7 +121,7 @@ impl Clock {
         self.last = Instant::now();
     }
 
-    /// The next step begins now: the time since the last one was the peer's.
+    /// Begins the next step: the time since the last step was the peer's.
     fn begin(&mut self) {
         self.last = Instant::now();
     }
@@ -215,7 +215,7 @@ fn client_round(
 fn server(args: &CmtimeArgs) -> Result<CmtimeReport> {
     let at = listening_address(args.bind.as_deref(), args.port)?;
     let channel = EventChannel::open()?;
-    // Before the TCP connection, which tells the client that the server listens.
+    // Listens before it takes the TCP connection, which tells the client that the server listens.
     let listener =
         channel.create_id(PortSpace::TCP, QpType::RC)?.bind(at).and_then(|id| id.listen(0));
     let listener = listener.map_err(|error| cannot_listen(error, at.ip()))?;
@@ -303,7 +303,7 @@ fn server_round(
     Ok(clock)
 }
 
-/// How long all connections took for a step.
+/// The time of a step for all connections.
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     step: &'static str,

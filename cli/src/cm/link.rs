@@ -8,11 +8,12 @@ use uverbs::cm::{Connection, ConnectionEvent};
 use uverbs::owned::{Buffer, BufferPool, Lend, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{Context, ProtectionDomain, QpControl, QpType, SendWr, WcStatus};
 
-/// How many turns without a completion lead to a look at the connection.
+/// Polls without a completion before the connection is checked.
 const TURNS: u32 = 64;
 
-/// How long the acknowledgement of a message may come after the news that its receiver closed the connection. A
-/// device may show a message to its program before it acknowledges it, and the program may close in between.
+/// The longest time from the news that the receiver of a message closed the connection to the message's
+/// acknowledgement. A device may complete a receive before it sends the acknowledgement, and the program may close in
+/// between.
 pub(super) const LAST_ACKNOWLEDGEMENT: Duration = Duration::from_secs(1);
 
 /// Receives that are posted at once.
@@ -32,12 +33,12 @@ pub(super) struct Link {
     pool: BufferPool,
     pub(super) pd: ProtectionDomain,
     received: VecDeque<Buffer>,
-    /// The memory of the request that is over.
+    /// The memory of the completed request.
     sent: Option<Option<Buffer>>,
     timeout: Duration,
 }
 
-/// What a wait for a message ended with.
+/// The end of a wait for a message.
 #[derive(Debug)]
 pub(super) enum Heard {
     Message(Buffer),
@@ -117,7 +118,7 @@ impl Link {
             // An earlier wait may have read the event.
             if connection.is_closed() {
                 let end = *end.get_or_insert_with(|| Instant::now() + late);
-                // What the wait is for may have completed between the polls and the event.
+                // The awaited request may have completed between the polls and the event.
                 self.poll()?;
                 let taken = take(self);
                 if taken.is_some() || Instant::now() >= end {
@@ -155,7 +156,7 @@ impl Link {
     }
 }
 
-/// The queue pair, but for posting.
+/// The queue pair, for everything but posting.
 impl Deref for Link {
     type Target = QpControl;
 

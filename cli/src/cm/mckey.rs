@@ -86,7 +86,7 @@ fn group(text: &str) -> Result<IpAddr> {
     })
 }
 
-/// Why no device leads to the group.
+/// The failure to find a device for the group.
 fn no_route(error: uverbs::Error) -> Failure {
     Failure::device(error.to_string()).advice(
         "-b takes the address of the interface to join by; without it `ip route get GROUP` shows the one that the \

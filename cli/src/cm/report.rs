@@ -1,4 +1,4 @@
-//! What the programs that exchange a number of messages print in the end.
+//! The report of the programs that exchange a number of messages.
 
 use crate::failure;
 use crate::output::outln;

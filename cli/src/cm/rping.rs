@@ -74,7 +74,7 @@ fn text(ping: u64, size: usize) -> Vec<u8> {
     text
 }
 
-/// A text up to its final zero, without what would move a terminal's cursor.
+/// A text up to its final zero, without control characters, which could move a terminal's cursor.
 fn printable(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
@@ -199,7 +199,7 @@ fn next_announcement(link: &mut Link, connection: &Connection) -> Result<Option<
     }
 }
 
-/// Tells the client to go on. Only that it comes counts.
+/// Tells the client to go on. The content of the message does not matter.
 fn answer(link: &mut Link, connection: &Connection) -> Result<()> {
     let bytes = Announcement { remote: Remote { addr: 0, rkey: Rkey(0) }, length: 0 }.to_bytes();
     link.request(SendWr::send(&[]).inline(&bytes), (), connection)?;

@@ -24,7 +24,7 @@ fn param() -> ConnectParam {
     ConnectParam::new().responder_resources(1).initiator_depth(1).retry_count(5)
 }
 
-/// The channel of a connection: one for all, or with `--migrate` one for each.
+/// The channel of one connection with `--migrate`; `None` if all connections share one.
 fn own_channel(args: &UcmatoseArgs) -> Result<Option<EventChannel>> {
     Ok(if args.migrate { Some(EventChannel::open()?) } else { None })
 }
@@ -100,7 +100,7 @@ fn server(args: &UcmatoseArgs) -> Result<ExchangeReport> {
             return Err(Failure::peer(format!("{came} of {all} connections came within {wait:?}"))
                 .advice("give both sides the same -c, or allow more time with --wait"));
         };
-        // Connections come one after the other once the client has begun.
+        // Once the client has begun, connections come in quick succession.
         wait = wait.min(timeout);
         if let Some(other) = own_channel(args)? {
             request = request.migrate(&other)?;

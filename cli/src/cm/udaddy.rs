@@ -1,5 +1,5 @@
-//! `uverbs cm udaddy`: the client asks by address where to send datagrams, sends them, and the server answers with as
-//! many. rdma-core's program has the same name.
+//! `uverbs cm udaddy`: the client asks by address for the server's queue pair and sends datagrams there; the server
+//! answers with as many. rdma-core's program has the same name.
 
 use super::burst::{Burst, check_datagram};
 use super::report::ExchangeReport;
@@ -23,7 +23,7 @@ pub(super) fn run(args: &UdaddyArgs) -> Result<()> {
     Ok(())
 }
 
-/// Datagrams have no connection that could end.
+/// The check of a connection, which datagrams do not have: it always succeeds.
 fn always() -> Result<()> {
     Ok(())
 }
@@ -57,7 +57,7 @@ fn client(args: &UdaddyArgs, server: &str) -> Result<ExchangeReport> {
     for (mut burst, id) in asking {
         let peer = id.wait(Some(timeout)).map_err(|error| cannot_connect(&error, at))?;
         let peer = peer.done().map_err(|error| unfinished(error, at))?;
-        // The answer brought the queue pair to RTS, and the server sends nothing before it heard of this one.
+        // The answer brought the queue pair to RTS. The server sends nothing before the first datagram of this side.
         burst.post_receives()?;
         let handle = burst.pd.create_ah(peer.address())?;
         peers.push((burst, peer, handle));
@@ -123,11 +123,11 @@ fn server(args: &UdaddyArgs) -> Result<ExchangeReport> {
     Ok(report("server", args, Some(*local), *peer, &burst.pd.context()))
 }
 
-/// The path back to a client, from the GID of the address that its request came to.
+/// The path back to a client, from the local GID that its request came to.
 fn path(context: &Context, local: IpAddr, peer: IpAddr) -> Result<AddressVector> {
     let entries = context.gid_table()?;
     let entry = entries.iter().filter(|entry| entry.gid.ip() == local).max_by_key(|entry| {
-        // RoCE v2 is what the connection manager prefers.
+        // The connection manager prefers RoCE v2.
         entry.gid_type == GidType::ROCE_V2
     });
     let Some(entry) = entry else {

@@ -1,7 +1,7 @@
-//! Everything that the command says about a device, in the form for programs.
+//! The full description of a device, in the form for programs.
 //!
-//! Fields keep their names, types and units; new ones may be added. What is not known, or does not
-//! exist on a device, is `null`.
+//! Fields keep their names, types and units; new ones may be added. A fact that is unknown, or that does not exist on a
+//! device, is `null`.
 
 use super::limits::Limits;
 use super::sysfs;
@@ -42,9 +42,9 @@ pub(crate) struct Description {
     /// Vendor and device.
     pub(crate) pci_id: Option<String>,
     pub(crate) numa_node: Option<u32>,
-    /// Whether there is a provider for it.
+    /// Whether this library has a provider for it.
     pub(crate) supported: bool,
-    /// Why it was not opened. Ports are described from sysfs then, and `limits` is missing.
+    /// The reason that it was not opened. Ports are described from sysfs then, and `limits` is missing.
     pub(crate) error: Option<String>,
     pub(crate) completion_vectors: Option<u32>,
     pub(crate) ports: Vec<PortDescription>,
@@ -98,7 +98,7 @@ pub(crate) struct GidDescription {
 }
 
 impl Description {
-    /// Describes a device; with what went wrong if it could have been opened and was not.
+    /// Describes a device; with the failure if it has a provider and did not open.
     pub(crate) fn of(device: &Device) -> (Self, Option<Failure>) {
         let mut description = Description::unopened(device);
         let failure = match description.open(device) {
@@ -136,10 +136,10 @@ impl Description {
         }
     }
 
-    /// Adds what only an open device tells.
+    /// Adds the facts that only an open device has.
     fn open(&mut self, device: &Device) -> Result<()> {
         let context = Context::open(device)?;
-        // An open device knows more of itself than the list does where there is no netlink and no sysfs.
+        // Without netlink and sysfs an open device has facts that the list of devices lacks.
         let device = context.device();
         *self = Description::unopened(device);
         let limits = Limits::of(&context.query_device()?);

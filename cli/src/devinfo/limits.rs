@@ -1,11 +1,11 @@
-//! What a device can do, as names with values.
+//! A device's limits and capabilities, as names with values.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 use uverbs::DeviceAttr;
 
-/// Limits and capabilities by the names that the library's fields have, in an order that puts
-/// together what belongs together.
+/// Limits and capabilities by the names of the library's fields, in an order that groups related
+/// fields.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Limits(Vec<(&'static str, Value)>);
 
@@ -59,13 +59,13 @@ impl Limits {
         Limits(limits)
     }
 
-    /// Names and values; what the device does not have is left out.
+    /// Names and values, without those that the device does not have.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.0.iter().filter_map(|(name, value)| Some((*name, text(value)?)))
     }
 }
 
-/// As one object, with `null` for what the device does not have.
+/// As one object, with `null` for a value that the device does not have.
 impl Serialize for Limits {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;

@@ -1,11 +1,11 @@
-//! What sysfs tells of the ports of a device that cannot be opened.
+//! The ports of a device that cannot be opened, from sysfs.
 
 use super::description::{GidDescription, PortDescription};
 use std::fs;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
-/// The ports of a device, as far as they can be read.
+/// The ports of a device; attributes that cannot be read are missing.
 pub(crate) fn ports(device: &str, count: u32) -> Vec<PortDescription> {
     let ports = Path::new("/sys/class/infiniband").join(device).join("ports");
     (1..=count).map(|number| port(number, &ports.join(number.to_string()))).collect()
@@ -53,7 +53,7 @@ fn read(path: PathBuf) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// The words of `4: ACTIVE`, small as elsewhere.
+/// The words of `4: ACTIVE`, in lower case as elsewhere.
 fn coded(text: &str) -> String {
     let words = text.split_once(": ").map_or(text, |(_, words)| words);
     let mut spaced = String::new();

@@ -4,7 +4,7 @@ use super::description::{Description, GidDescription, PortDescription};
 use crate::output::out;
 use std::fmt::{self, Write};
 
-/// Where values start.
+/// The column where values start.
 const COLUMN: usize = 18;
 
 pub(crate) fn print(description: &Description, verbose: bool) {
@@ -53,7 +53,7 @@ impl Text<'_> {
             let lanes = port.width_and_speed.as_deref().map(|text| format!(" ({text})"));
             line(f, 4, "speed", &format!("{rate} Gbit/s{}", lanes.unwrap_or_default()))?;
         }
-        // Where packets are addressed by GID, the numbers of a subnet manager mean nothing.
+        // On Ethernet packets are addressed by GID, and a subnet manager's LIDs mean nothing.
         if port.lid.is_some_and(|lid| lid != 0) || port.link_layer.as_deref() == Some("InfiniBand")
         {
             some(f, 4, "LID", port.lid.map(|lid| format!("{lid:#06x}")))?;
@@ -81,7 +81,7 @@ impl Text<'_> {
         some(f, 4, "GID table", port.gid_table_len)
     }
 
-    /// The table, or the one entry that matters.
+    /// The table of GIDs, or its default entry only.
     fn gids(&self, f: &mut fmt::Formatter<'_>, port: &PortDescription) -> fmt::Result {
         let is_default = |gid: &&GidDescription| Some(gid.index) == port.default_gid_index;
         if !self.verbose {

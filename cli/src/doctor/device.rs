@@ -8,11 +8,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use uverbs::device::DriverId;
 use uverbs::{Context, Device, Errno, GidFilter, LinkLayer, PortState};
 
-/// Bytes of the region that is registered for a test: within the least limit that a program can live with.
+/// Bytes of the region that is registered for a test: within the smallest useful limit of locked memory.
 const REGION: usize = 64 << 10;
-/// The mode that lets everybody work with a device. The kernel checks each command.
+/// The usual mode of a node, which lets all users work with a device. The kernel checks each command.
 const USUAL_MODE: u32 = 0o666;
-/// The first kernel whose soft-RoCE waits for a timer after an RNR NAK.
+/// The first kernel in which soft-RoCE waits for a timer after an RNR NAK.
 const RNR_TIMER: (u32, u32) = (6, 0);
 
 /// Looks at a device; returns whether one of its ports is on the route to the peer.
@@ -50,7 +50,7 @@ pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Finding
     reaches
 }
 
-/// Warns of what soft-RoCE of older kernels does in a loop in the kernel.
+/// Warns of older kernels, in which soft-RoCE repeats a message without a receive in an endless loop.
 fn soft_roce(release: &str, findings: &mut Findings) {
     if series(release).is_some_and(|series| series < RNR_TIMER) {
         findings.warning(
@@ -143,7 +143,7 @@ fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Fin
     reaches
 }
 
-/// A port that has a GID, and that packets to the peer do not leave through.
+/// Notes that a port has a GID, but that packets to the peer do not leave through it.
 fn off_route(peer: IpAddr, error: &uverbs::Error, findings: &mut Findings) {
     findings.note("gid", format!("not on the route to {peer}: {}", error.message()));
 }

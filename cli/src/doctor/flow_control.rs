@@ -1,7 +1,7 @@
-//! What an Ethernet port does against loss: priority flow control (PFC), and explicit congestion notification (ECN).
+//! An Ethernet port's measures against loss: priority flow control (PFC), and explicit congestion notification (ECN).
 //!
-//! The kernel tells PFC by netlink. Pairs with `linux/dcbnl.h`: `DCB_CMD_IEEE_GET` answers `struct ieee_pfc`. It
-//! tells no process whether ECN is on; drivers count what it did.
+//! The kernel reports PFC by netlink. Pairs with `linux/dcbnl.h`: `DCB_CMD_IEEE_GET` answers `struct ieee_pfc`. It
+//! tells no process whether ECN is on; drivers count its effects.
 
 use super::Findings;
 use rustix::io::Errno;
@@ -60,7 +60,7 @@ fn request(netdev: &str) -> Vec<u8> {
 fn ask(netdev: &str) -> Result<Vec<u8>, Errno> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     sendto(&socket, &request(netdev), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    // The kernel has answered when the request was sent.
+    // The kernel has answered when send(2) returns.
     let mut answer = vec![0; 8192];
     let (received, _) = recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
     answer.truncate(received);
@@ -71,7 +71,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The value of an attribute among these.
+/// The value of an attribute in a list of attributes.
 fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let (length, kind) = (usize::from(half(bytes, 0)?), half(bytes, 2)? & !NESTED);
@@ -86,14 +86,15 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 /// `struct ieee_pfc`
 #[derive(Debug, PartialEq, Eq)]
 struct Pfc {
-    /// Priorities that pause, a bit each.
+    /// The priorities that PFC is on for, a bit each.
     enabled: u8,
-    /// Pauses that the port asked its neighbour for, and that it was asked for, of all priorities.
+    /// The pauses that the port requested from its neighbour, and those that the neighbour requested from it
+    /// (`indications`), over all priorities.
     requests: u64,
     indications: u64,
 }
 
-/// What the kernel answers: `None` where the driver has no PFC.
+/// The kernel's answer: `None` where the driver has no PFC.
 fn parse(answer: &[u8]) -> Result<Option<Pfc>, Errno> {
     if half(answer, 4) == Some(ERROR) {
         let error = answer.get(HEADER..).and_then(|rest| rest.first_chunk());
@@ -181,7 +182,7 @@ mod tests {
         bytes
     }
 
-    /// An answer with the attributes that the kernel puts in front of PFC.
+    /// An answer with the attributes that the kernel puts before those of PFC.
     fn answer(enabled: u8, requests: u64) -> Vec<u8> {
         let mut pfc = vec![8, enabled, 0, 0, 0, 0, 0, 0];
         for priority in 0..8 {

@@ -1,4 +1,4 @@
-//! What all devices share: the kernel and its modules, limits of this process, memory, the IOMMU, cgroups.
+//! The facts that all devices share: the kernel and its modules, limits of this process, memory, the IOMMU, cgroups.
 
 use super::Findings;
 use rustix::process::{Resource, getrlimit};
@@ -8,12 +8,12 @@ use std::path::Path;
 use uverbs::Device;
 use uverbs::device::{absence, system};
 
-/// Below this much memory that may be locked hardly any program works, and below the second many do not.
+/// With less lockable memory than the first hardly any program works, with less than the second many do not.
 const LITTLE_MEMLOCK: u64 = 1 << 20;
 const SOME_MEMLOCK: u64 = 64 << 20;
-/// The bit of `CAP_IPC_LOCK`, which lifts the limit.
+/// The bit of `CAP_IPC_LOCK`, which lifts the limit of locked memory.
 const CAP_IPC_LOCK: u32 = 14;
-/// The oldest kernel that has what the library needs.
+/// The oldest kernel that the library supports.
 const OLDEST: (u32, u32) = (5, 10);
 
 pub(super) fn look(findings: &mut Findings) {
@@ -27,7 +27,7 @@ pub(super) fn look(findings: &mut Findings) {
     iommu(findings);
 }
 
-/// The devices, or a problem that says why there is none.
+/// The devices; if there is none, a problem with the reason.
 pub(super) fn devices(findings: &mut Findings) -> Vec<Device> {
     let listed = match uverbs::devices() {
         Ok(listed) => listed,
@@ -74,7 +74,7 @@ fn version_of(release: &str, findings: &mut Findings) {
     }
 }
 
-/// Looks at modules; returns whether the RDMA core is there, or may be.
+/// Looks at modules; returns whether the kernel's RDMA core is loaded, or may be.
 fn modules(findings: &mut Findings) -> bool {
     let absence = absence();
     let Some(modules) = &absence.modules else {
@@ -108,11 +108,11 @@ fn modules(findings: &mut Findings) -> bool {
     has("ib_core")
 }
 
-/// Judges the modules that have to do with RDMA.
+/// Judges the loaded modules of RDMA.
 fn modules_of(loaded: &[String], findings: &mut Findings) {
     let has = |name: &str| loaded.iter().any(|module| module == name);
     match loaded {
-        // The finding on devices says what to load.
+        // The finding on devices names the module to load.
         [] => findings.note("modules", "none that has to do with RDMA is loaded"),
         _ if has("ib_core") && !has("ib_uverbs") => {
             findings.problem("modules", "ib_uverbs is not loaded", "`modprobe ib_uverbs`");
@@ -121,7 +121,7 @@ fn modules_of(loaded: &[String], findings: &mut Findings) {
     }
 }
 
-/// No device is on the route to the peer.
+/// Reports that no device is on the route to the peer.
 pub(super) fn no_route(peer: IpAddr, findings: &mut Findings) {
     findings.about_machine();
     findings.problem(
@@ -193,8 +193,8 @@ fn has_capability(status: &str, bit: u32) -> bool {
     bits.is_some_and(|bits| bits >> bit & 1 == 1)
 }
 
-/// Whether `/proc/self/uid_map` is that of the first user namespace. The kernel asks for a capability there:
-/// one that a container without privileges has in a namespace of its own lifts no limit.
+/// Whether `/proc/self/uid_map` is that of the first user namespace. The kernel asks for the capability there: the
+/// capability of a container without privileges, in a namespace of its own, lifts no limit.
 fn maps_all_users(map: &str) -> bool {
     map.split_whitespace().eq(["0", "0", "4294967295"])
 }
@@ -233,7 +233,7 @@ fn cgroup(membership: &str, root: &Path, findings: &mut Findings) {
     }
 }
 
-/// The numbers of a line `rxe0 hca_handle=2 hca_object=max`.
+/// The kinds, uses and limits in a line `rxe0 hca_handle=2 hca_object=max`.
 fn limits_of(line: &str) -> Vec<(&str, &str, u64)> {
     let mut words = line.split_whitespace();
     let device = words.next().unwrap_or("");
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn netlink_is_missed_only_where_the_core_is_loaded() {
         let of = |core| levels(|findings| namespaces(core, findings));
-        // This machine may have the core.
+        // The machine of the test may have the RDMA core loaded.
         assert!(!of(false).contains(&("netlink", Level::Warning)));
         if system().is_err() {
             assert_eq!(of(true), [("netlink", Level::Warning)]);

@@ -1,5 +1,5 @@
-//! Whether packets as long as this port makes them reach a peer: datagrams of IP to a port that nobody listens on.
-//! The peer's kernel answers each that arrives with an error, which the socket reports.
+//! Tests whether packets as long as this port makes them reach a peer: UDP datagrams to a port without a listener. The
+//! peer's kernel answers each datagram that arrives with an ICMP error, which the socket reports.
 
 use super::Findings;
 use rustix::net::sockopt::{
@@ -9,12 +9,12 @@ use std::io::{ErrorKind, Result};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-/// The first port of traceroute, on which nobody listens.
+/// The first port of traceroute, on which no program listens.
 const PORT: u16 = 33434;
-/// How long an answer may take, and how often it is asked for.
+/// The longest time of an answer, and the number of tries.
 const PATIENCE: Duration = Duration::from_millis(400);
 const TRIES: u32 = 3;
-/// The path MTUs of RDMA, in bytes, but the largest.
+/// The path MTUs of RDMA except the largest, in bytes.
 const MTUS: [u32; 4] = [256, 512, 1024, 2048];
 
 /// Bytes of a packet of RoCE v2 with a full payload: IP, UDP, the headers of a write with immediate data, checksum.
@@ -22,10 +22,10 @@ fn packet(mtu: u32, peer: IpAddr) -> u32 {
     mtu + if peer.is_ipv4() { 20 } else { 40 } + 8 + 12 + 16 + 4 + 4
 }
 
-/// Whether a packet of that many bytes is answered.
+/// Whether the peer answers a packet of that many bytes.
 fn answers(from: IpAddr, peer: IpAddr, bytes: u32) -> Result<bool> {
     let socket = UdpSocket::bind(SocketAddr::new(from, 0))?;
-    // No router may divide the packet, and what this host believes of the path does not count.
+    // No router may fragment the packet, and this host's cached path MTU is ignored.
     match peer {
         IpAddr::V4(_) => set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::PROBE)?,
         IpAddr::V6(_) => set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE)?,
@@ -39,7 +39,7 @@ fn answers(from: IpAddr, peer: IpAddr, bytes: u32) -> Result<bool> {
         match told.map_err(|error| error.kind()) {
             Ok(_) | Err(ErrorKind::ConnectionRefused) => return Ok(true),
             Err(ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            // A router, or this host, says that the peer is not there or the packet too long.
+            // A router, or this host, reports that the peer is unreachable or the packet too long.
             Err(_) => return Ok(false),
         }
     }
@@ -98,7 +98,7 @@ mod tests {
     use super::super::Level;
     use super::*;
 
-    /// A peer that takes packets of so many bytes.
+    /// The finding for a peer that takes packets of `room` bytes.
     fn found(mtu: u32, room: u32) -> (Level, String, Option<String>) {
         let mut findings = Findings::default();
         judge(IpAddr::from([10, 0, 0, 2]), mtu, |bytes| Ok(bytes <= room), &mut findings);

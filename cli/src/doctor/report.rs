@@ -1,5 +1,5 @@
-//! `uverbs doctor --report`: what a run on hardware is reported with, as Markdown for an issue. It names no
-//! address, GUID, host or user; lines that the device suite printed are shown as they are.
+//! `uverbs doctor --report`: a Markdown report of a run on hardware, for an issue. It names no address, GUID, host or
+//! user; the device suite's lines are copied unchanged.
 
 use super::{Finding, Level};
 use crate::devinfo::limits::Limits;
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use uverbs::{Context, Device};
 
-/// The results in a file that the device suite printed.
+/// The results in a file with the device suite's output.
 pub(super) fn results(path: &Path) -> Result<Results> {
     let text = fs::read_to_string(path).map_err(|error| {
         Failure::usage(format!("--results {}: {error}", path.display()))
@@ -27,8 +27,8 @@ pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&R
         outln!("- {}", description(device));
     }
     outln!("\n### What the doctor found\n\n| | check | of | |\n|---|---|---|---|");
-    // GIDs are addresses, the peer's too; functions have those of PCI, and control groups names of users and
-    // containers.
+    // The checks that could show them: GIDs, also the peer's, are addresses, functions have PCI addresses, and control
+    // groups have names of users and containers.
     const ADDRESSES: [&str; 5] = ["gid", "peer", "route", "functions", "cgroup"];
     let shown =
         |finding: &&Finding| finding.check != "versions" && !ADDRESSES.contains(&finding.check);
@@ -68,7 +68,7 @@ fn description(device: &Device) -> String {
 
 fn capabilities(device: &Device) {
     let attr = Context::open(device).and_then(|context| context.query_device());
-    // A device that does not open is among the findings.
+    // The findings report a device that does not open.
     let Ok(attr) = attr else { return };
     outln!("\n<details><summary>Capabilities of {device}</summary>\n\n| | |\n|---|---|");
     if let Ok(serde_json::Value::Object(limits)) = serde_json::to_value(Limits::of(&attr)) {
@@ -79,14 +79,14 @@ fn capabilities(device: &Device) {
     outln!("\n</details>");
 }
 
-/// What the device suite printed.
+/// The device suite's output.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Results {
-    /// The lines before the first test: the device, and what is particular about it.
+    /// The lines before the first test: the device, and its peculiarities.
     first: Vec<String>,
     passed: usize,
     failed: Vec<String>,
-    /// Names with their reasons.
+    /// Names of skipped tests, with the reasons.
     skipped: Vec<(String, String)>,
 }
 

@@ -1,5 +1,5 @@
-//! What a queue pair tells its peer about itself, in the form that rdma-core's ping-pong programs
-//! send: `LLLL:QQQQQQ:PPPPPP:` and the 32 digits of a GID, all hexadecimal, with a NUL at the end.
+//! The address of a queue pair, in the form of rdma-core's ping-pong programs:
+//! `LLLL:QQQQQQ:PPPPPP:` and the 32 digits of a GID, all hexadecimal, with a NUL at the end.
 
 use std::fmt;
 use uverbs::{Gid, Psn, Qpn};
@@ -7,21 +7,21 @@ use uverbs::{Gid, Psn, Qpn};
 /// Length of the form, the NUL included.
 pub(crate) const LENGTH: usize = 52;
 
-/// Where the four fields are.
+/// The places of the four fields.
 const FIELDS: [std::ops::Range<usize>; 4] = [0..4, 5..11, 12..18, 19..51];
 
-/// Where a queue pair can be reached.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) lid: u16,
     pub(crate) qpn: Qpn,
-    /// The number of the first packet that it sends.
+    /// The PSN of the first packet that it sends.
     pub(crate) psn: Psn,
-    /// All zero for a peer that is to be reached by LID.
+    /// All zero for a peer that is reached by LID.
     pub(crate) gid: Gid,
 }
 
-/// Why a message is no address.
+/// The error of a message that is no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed(String);
 
@@ -30,7 +30,7 @@ impl Address {
         let gid = u128::from_be_bytes(self.gid.0);
         let text = format!("{:04x}:{:06x}:{:06x}:{gid:032x}\0", self.lid, self.qpn.0, self.psn.0);
         let mut wire = [0; LENGTH];
-        // Numbers of 24 bits make it fit.
+        // The text fits, as QPN and PSN have 24 bits.
         for (to, from) in wire.iter_mut().zip(text.bytes()) {
             *to = from;
         }

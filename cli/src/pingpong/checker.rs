@@ -1,8 +1,8 @@
-//! Makes the messages of a run that is checked, and checks what arrives.
+//! Makes the messages of a checked run, and checks the messages that arrive.
 //!
-//! The client makes messages and expects each of them back. The server expects messages of a
-//! client that validates, or, if the first one is none of those, what a client sends that does
-//! not; it sends back what it got.
+//! The client makes messages and expects each of them back. The server expects messages of a client
+//! that validates. If the first message is not one, it expects the constant messages of a client
+//! that does not. It sends back each message that it received.
 
 use super::pattern::{POISON, Wrong, check_plain, compare, fill};
 use std::fmt;
@@ -17,54 +17,54 @@ pub(crate) enum Role {
     Server,
 }
 
-/// What the messages of the other side turned out to be.
+/// The kind of messages that the peer sends, as the first one shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
     /// Each message of each queue pair has its own content.
     Distinct,
-    /// All messages are alike, but each byte of them is told from its neighbours: the server has
-    /// one buffer for several queue pairs, in which messages overtake each other.
+    /// All messages are the same, but each byte differs from its neighbours: the server has one
+    /// buffer for several queue pairs, and messages in it overtake each other.
     Alike,
-    /// All bytes are alike: the client does not validate, or is rdma-core's.
+    /// All bytes are the same: the client does not validate, or is rdma-core's.
     Plain,
 }
 
-/// Knows what was sent, and what has to arrive.
+/// Keeps the messages that were sent, and those that have to arrive.
 #[derive(Debug)]
 pub(crate) struct Checker {
     role: Role,
-    /// The client's first packet numbers, one for each queue pair.
+    /// The client's first PSNs, one for each queue pair.
     psns: Vec<Psn>,
     plain: u8,
     expected: Option<Expected>,
     sent: Vec<u64>,
     received: Vec<u64>,
-    /// What each queue pair sends next; of a server, what it received.
+    /// The next message of each queue pair; for a server, the received one.
     outgoing: Vec<Vec<u8>>,
     due: Vec<u8>,
 }
 
-/// A message that is not what it should be.
+/// A message that differs from the expected one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     role: Role,
     qp: usize,
     index: u64,
     wrong: Wrong,
-    /// Where it differs from a message of a client that validates, if it might have been one.
+    /// The difference from a message of a client that validates, if it might have been one.
     alternative: Option<Wrong>,
 }
 
 impl Checker {
-    /// For a client whose queue pairs start with `psns`. `kept_apart` says that the server keeps
-    /// messages of different queue pairs apart.
+    /// For a client. The PSNs of its queue pairs start with `psns`. `kept_apart` says that the
+    /// server keeps messages of different queue pairs apart.
     pub(crate) fn client(psns: Vec<Psn>, size: usize, kept_apart: bool) -> Self {
         let expected = if kept_apart { Expected::Distinct } else { Expected::Alike };
         Checker { expected: Some(expected), ..Checker::new(Role::Client, psns, size, 0) }
     }
 
-    /// For a server whose client's queue pairs start with `psns`; `plain` is what a client sends
-    /// that does not validate.
+    /// For a server. The PSNs of its client's queue pairs start with `psns`; `plain` is the byte
+    /// that a client sends that does not validate.
     pub(crate) fn server(psns: Vec<Psn>, size: usize, plain: u8) -> Self {
         Checker::new(Role::Server, psns, size, plain)
     }
@@ -124,17 +124,17 @@ impl Checker {
         Ok(())
     }
 
-    /// How many messages were checked.
+    /// The number of checked messages.
     pub(crate) fn checked(&self) -> u64 {
         self.received.iter().sum()
     }
 
-    /// What they were checked against; `None` before the first.
+    /// The kind of expected messages; `None` before the first.
     pub(crate) fn expected(&self) -> Option<Expected> {
         self.expected
     }
 
-    /// What message `index` of a queue pair is made from.
+    /// The PSN and the index that message `index` of a queue pair is made from.
     fn identity(&self, qp: usize, index: u64) -> (Psn, u64) {
         match self.expected {
             Some(Expected::Alike) => (self.psns[0], 0),

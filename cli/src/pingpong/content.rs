@@ -1,5 +1,5 @@
-//! What buffers hold: the same bytes all the time, or messages that are made and checked one by
-//! one. The run is compiled once for each, so that without checks there is not even a branch.
+//! The content of buffers: the same bytes all the time, or messages that are made and checked one
+//! by one. The run is compiled once for each, so that without checks there is not even a branch.
 
 use super::checker::Checker;
 use super::layout::Layout;
@@ -27,7 +27,7 @@ pub(crate) trait Content {
     fn sending(&mut self, memory: &mut MemoryRegion, qp: usize) -> Result<()>;
 }
 
-/// All messages are the same: what arrives in the one buffer is sent back from there.
+/// All messages are the same. There is one buffer: a message is sent back from where it arrived.
 #[derive(Debug)]
 pub(crate) struct Plain {
     pub(crate) layout: Layout,
@@ -71,7 +71,7 @@ impl Checked {
         Checked {
             poison: vec![POISON; layout.recv(0).len()],
             found: vec![0; layout.payload(0).len()],
-            // With one buffer for all receives, it is never taken.
+            // If all receives share one buffer, no receive takes it.
             free: if layout.slots() == 1 { vec![] } else { (0..layout.slots()).collect() },
             layout,
             checker,

@@ -1,9 +1,8 @@
-//! The exchange of addresses over TCP, as rdma-core's ping-pong programs do it: the client sends
-//! the addresses of its queue pairs, the server connects to them and answers with its own, the
-//! client says "done".
+//! The exchange of addresses over TCP, in the protocol of rdma-core's ping-pong programs: the client sends the
+//! addresses of its queue pairs, the server connects to them and answers with its own, and the client sends "done".
 //!
-//! Those programs close the connection then. This one keeps its end until the run is over, so that
-//! a peer of the same kind can wait for it before it destroys its queue pairs.
+//! Those programs then close the TCP connection. This one keeps its end until the run is over, so that a peer of the
+//! same kind can wait for it before it destroys its queue pairs.
 
 use super::address::{Address, LENGTH};
 use crate::failure::{Failure, Result};
@@ -14,12 +13,12 @@ use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream,
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many addresses the srq programs send, however many of them they use.
+/// The number of addresses that the srq programs send, regardless of how many they use.
 pub(crate) const SRQ_ADDRESSES: usize = 256;
 
 const DONE: &[u8; 5] = b"done\0";
 
-/// How long to wait at the end for a peer that keeps its connection.
+/// The longest wait at the end for a peer that keeps its connection.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The connection to the peer.
@@ -65,7 +64,7 @@ pub(crate) fn accept(
         match listener.accept() {
             Ok((stream, peer)) => {
                 stream.set_nonblocking(false).map_err(failed)?;
-                // A listener for both families shows IPv4 addresses in the clothes of IPv6 ones.
+                // A listener for both families shows IPv4 addresses as IPv4-mapped IPv6.
                 let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                 return Ok(Exchange { stream, peer, timeout });
             }
@@ -88,7 +87,7 @@ pub(crate) fn accept(
     }
 }
 
-/// Connects to a server. Where nobody listens yet, tries again for as long as `wait`.
+/// Connects to a server. While no server listens, tries again for at most `wait`.
 pub(crate) fn connect(
     host: &str,
     port: u16,
@@ -147,7 +146,7 @@ impl Exchange {
         Ok(connected)
     }
 
-    /// The server's part; `connect` makes its queue pairs ready for what the client will send.
+    /// The server's part; `connect` makes its queue pairs ready for the client's messages.
     pub(crate) fn as_server<T>(
         &mut self,
         local: &[Address],
@@ -167,13 +166,12 @@ impl Exchange {
         Ok(connected)
     }
 
-    /// Waits until the peer is done, too, or a moment for one that does not say so.
+    /// Waits until the peer is done, too, or two seconds for a peer that does not report it.
     ///
-    /// A queue pair that is destroyed acknowledges nothing any more; the peer's last message may
-    /// still be on its way to it.
+    /// A destroyed queue pair acknowledges nothing, and the peer's last message may still be on its way to it.
     pub(crate) fn finish(mut self) {
         let deadline = Instant::now() + FAREWELL.min(self.timeout);
-        // A peer that closed its end before is as done as can be.
+        // A peer that has closed its end is done.
         let _ = self.stream.shutdown(Shutdown::Write);
         let mut rest = [0; 64];
         loop {
@@ -193,8 +191,8 @@ impl Exchange {
         self.write(&bytes)
     }
 
-    /// Takes all addresses that are there at each look. One look for each of 256 was over a thousand system
-    /// calls on both sides together, and a program whose calls are counted stops twice at each.
+    /// Takes all addresses that are there at each read. A read for each of 256 took over a thousand system calls on
+    /// both sides together, and a traced program stops twice at each.
     fn receive(&mut self, count: usize, deadline: Instant) -> Result<Vec<Address>> {
         let mut wire = vec![0; count * LENGTH];
         let mut filled = 0;
@@ -230,7 +228,7 @@ impl Exchange {
             })
     }
 
-    /// Receives exactly so many bytes: `what` the peer has to say next.
+    /// Receives exactly so many bytes; `what` names the expected message.
     pub(crate) fn read(&mut self, bytes: &mut [u8], deadline: Instant, what: &str) -> Result<()> {
         let length = bytes.len();
         let mut filled = 0;
@@ -240,7 +238,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Receives some bytes, at least one. Of `what` the peer has to say, `got` of `length` bytes came before.
+    /// Receives at least one byte. Of the expected message, `what`, `got` of `length` bytes came before.
     fn take(
         &mut self,
         bytes: &mut [u8],
@@ -299,7 +297,7 @@ mod tests {
         Address { lid: 1, qpn: Qpn(seed), psn: Psn(seed + 1), gid: Gid([seed as u8; 16]) }
     }
 
-    /// A listener on a port that is free, and the port.
+    /// A listener on a free port, and the port.
     fn listener() -> (TcpListener, u16) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! The four kinds of ping-pong and what tells them apart.
+//! The four kinds of ping-pong and their differences.
 
 use super::exchange::SRQ_ADDRESSES;
 use super::pattern::PLAIN;
@@ -6,7 +6,7 @@ use crate::args::PingpongArgs;
 use std::fmt;
 use uverbs::QpType;
 
-/// Room before a datagram for a global route header.
+/// Bytes before a datagram for the global route header (GRH).
 const GRH: u32 = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// Whether the device repeats what is lost.
+    /// Whether the device retransmits lost packets.
     pub(crate) fn is_reliable(self) -> bool {
         self.qp_type() == QpType::RC
     }
@@ -48,7 +48,7 @@ impl Kind {
         }
     }
 
-    /// How many addresses each side sends.
+    /// The number of addresses that each side sends.
     pub(crate) fn addresses(self) -> usize {
         match self {
             Kind::Srq => SRQ_ADDRESSES,
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// What a message consists of when nobody checks it.
+    /// The byte that fills messages of a run without checks.
     pub(crate) fn plain(self) -> u8 {
         match self {
             Kind::Srq => 0,

@@ -1,4 +1,4 @@
-//! Where buffers are in the one region of memory that all messages come from and go to.
+//! The places of buffers in the one memory region of all messages.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// One buffer for everything: what arrives in it is sent from it.
+    /// One buffer for everything: a message is sent from where it arrived.
     pub(crate) fn shared(header: u32, size: u32) -> Self {
         Layout { header: header as usize, size: size as usize, slots: 1, senders: 0 }
     }

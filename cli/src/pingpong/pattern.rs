@@ -1,30 +1,30 @@
-//! What messages contain when they are checked: bytes that differ from message to message, and
-//! which are told apart from everything else that could stand in a buffer.
+//! The content of checked messages: bytes that differ from message to message, and from anything
+//! else that could be in a buffer.
 //!
-//! A client sends message `i` of a queue pair as [`fill`] makes it from the queue pair's first
-//! packet number and `i`; the server sends back what it received. rdma-core's programs send the
-//! same bytes all the time: see [`PLAIN`].
+//! A client sends message `i` of a queue pair as [`fill`] makes it from the queue pair's first PSN
+//! and `i`; the server sends back each message as it came. rdma-core's programs send the same bytes
+//! all the time: see [`PLAIN`].
 
 use uverbs::Psn;
 
-/// What receive buffers hold before a message arrives. No byte of a message is like it, so a byte
-/// that the device did not write is noticed.
+/// The content of receive buffers before a message arrives. No byte of a message has this value, so
+/// that a byte that the device did not write is noticed.
 pub(crate) const POISON: u8 = 0xdb;
 
-/// What rdma-core's rc, uc and ud programs fill their buffer with. Their srq program fills it with
-/// zeros, and with validation all of them set the first byte of each page to zero.
+/// The byte that rdma-core's rc, uc and ud programs fill their buffer with. Their srq program fills
+/// it with zeros, and with validation all of them set the first byte of each page to zero.
 pub(crate) const PLAIN: u8 = 0x7b;
 
 const _: () = assert!(PLAIN < 0x80 && POISON != PLAIN && POISON != 0);
 
-/// At the start of each page stands a zero: what rdma-core's programs look for with `-c`.
+/// Bytes of a page: the first byte of each is zero, as rdma-core's programs expect with `-c`.
 const PAGE: usize = 4096;
 
 /// Steps of the generator: the golden ratio and the two multipliers of the 64-bit finaliser of
 /// SplitMix.
 const STEPS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 
-/// A byte that is not what it should be.
+/// A byte that differs from the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     pub(crate) offset: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Wrong {
     pub(crate) found: u8,
 }
 
-/// Fills `message` with message `index` of the queue pair that started with `psn`.
+/// Fills `message` with message `index` of the queue pair whose first PSN is `psn`.
 pub(crate) fn fill(message: &mut [u8], psn: Psn, index: u64) {
     let key = mix(u64::from(psn.0) << 40 ^ index);
     for (place, word) in (0u64..).zip(message.chunks_mut(8)) {
@@ -64,7 +64,7 @@ fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// The first byte of `found` that is not as in `expected`.
+/// Compares two messages; the error is the first byte that differs.
 pub(crate) fn compare(expected: &[u8], found: &[u8]) -> Result<(), Wrong> {
     if expected == found {
         return Ok(());
@@ -76,7 +76,7 @@ pub(crate) fn compare(expected: &[u8], found: &[u8]) -> Result<(), Wrong> {
     }
 }
 
-/// Checks what a client sends that does not validate, or is rdma-core's: `plain` throughout,
+/// Checks a message of a client that does not validate, or is rdma-core's: `plain` throughout,
 /// except that the first byte of each page may be zero.
 pub(crate) fn check_plain(found: &[u8], plain: u8) -> Result<(), Wrong> {
     for (offset, &byte) in found.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The local end: a port of a device that is fit for what the options ask.
+//! The local end: a port of a device that suits the options.
 
 use super::kind::Kind;
 use crate::args::{Options, PathMtu};
@@ -14,8 +14,8 @@ pub(crate) struct Port {
     pub(crate) context: Context,
     pub(crate) number: u32,
     pub(crate) attr: PortAttr,
-    /// Where packets come from. `None` on InfiniBand, unless one was asked for: there the peer is
-    /// reached by LID.
+    /// The source of packets. `None` on InfiniBand, unless the user asked for a GID: there the peer
+    /// is reached by LID.
     pub(crate) source: Option<Source>,
 }
 
@@ -85,7 +85,7 @@ impl Port {
         Ok(Some(Source { entry }))
     }
 
-    /// Adds what there is to choose from.
+    /// Adds the GIDs to choose from.
     fn with_gids(&self, failure: Failure) -> Failure {
         let table = self.context.gid_table().unwrap_or_default();
         let present: Vec<String> = table
@@ -100,7 +100,7 @@ impl Port {
         })
     }
 
-    /// Adds what the device reported meanwhile: it may be the cause.
+    /// Adds the events that the device reported meanwhile: they may be the cause.
     pub(crate) fn with_events(&self, mut failure: Failure) -> Failure {
         while let Ok(Some(event)) = self.context.try_next_event() {
             failure = failure.and(&format!("; the device reported: {}", event.kind));
@@ -108,7 +108,7 @@ impl Port {
         failure
     }
 
-    /// The way to a peer: by GID if it has one, else by LID.
+    /// The path to a peer: by GID if it has one, else by LID.
     pub(crate) fn path(&self, service_level: u8, lid: u16, gid: Gid) -> Result<AddressVector> {
         let local = AddressVector { service_level, ..AddressVector::local(self.number, lid) };
         if gid == Gid::default() {

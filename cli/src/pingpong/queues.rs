@@ -1,4 +1,4 @@
-//! The queues of one side, with the memory that messages come from and go to.
+//! The queues of one side, with the memory of the messages.
 
 use super::address::Address;
 use super::kind::Kind;
@@ -13,16 +13,16 @@ use uverbs::{
     SharedReceiveQueue,
 };
 
-/// What a completion's number says about it. The rest of the number is the receive's buffer.
+/// The bits of a `wr_id` that tell sends from receives. The other bits are the receive's buffer.
 pub(crate) const RECV: u64 = 1;
 pub(crate) const SEND: u64 = 2;
 pub(crate) const WHAT: u64 = 3;
 pub(crate) const SLOT_SHIFT: u32 = 2;
 
-/// The key of datagrams, the same on both sides.
+/// The Q_Key of datagrams, the same on both sides.
 const QKEY: Qkey = Qkey(0x1111_1111);
 
-/// What the queues are made for.
+/// Attributes of the queues to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
@@ -31,7 +31,7 @@ pub(crate) struct Shape {
     pub(crate) events: bool,
     pub(crate) layout: Layout,
     pub(crate) service_level: u8,
-    /// `None` with datagrams.
+    /// The path MTU; `None` for datagrams.
     pub(crate) mtu: Option<PathMtu>,
 }
 
@@ -46,16 +46,16 @@ pub(crate) struct Queues {
     shape: Shape,
 }
 
-/// The part of the queues that requests are posted to.
+/// The queues that requests are posted to.
 #[derive(Debug)]
 pub(crate) struct Posting {
     pub(crate) qps: Vec<QueuePair>,
     srq: Option<SharedReceiveQueue>,
-    /// Where each datagram queue pair sends to.
+    /// The destination of each datagram queue pair.
     peers: Vec<(AddressHandle, Qpn)>,
     recv_sges: Vec<[Sge; 1]>,
     send_sges: Vec<[Sge; 1]>,
-    /// Messages that are short enough travel in the request, by way of this copy.
+    /// Short messages are sent inline, from this copy.
     inline: Option<Vec<u8>>,
 }
 
@@ -67,11 +67,11 @@ impl Queues {
         let memory = pd.mr_builder().allocate::<u8>(layout.byte_len())?;
         let channel = shape.events.then(|| context.create_comp_channel()).transpose()?;
         if let Some(channel) = &channel {
-            // Nothing but this channel is waited for.
+            // The program waits for this channel only.
             channel.set_nonblocking(false)?;
         }
-        // A queue pair has a send and a receive under way at most, and there are no fewer receives
-        // than queue pairs.
+        // A queue pair has at most one send and one receive under way, and there are no fewer
+        // receives than queue pairs.
         let mut cq = context.cq_builder(rx_depth.saturating_add(qps + MOST_POLLED));
         if let Some(channel) = &channel {
             cq = cq.channel(channel);
@@ -121,7 +121,7 @@ impl Queues {
         })
     }
 
-    /// What the peer has to know.
+    /// The addresses that the peer has to know.
     pub(crate) fn addresses(&self, port: &Port) -> Result<Vec<Address>> {
         let address = |qp: &QueuePair| {
             Ok(Address { lid: port.attr.lid, qpn: qp.qpn(), psn: random_psn()?, gid: port.gid() })
@@ -173,7 +173,7 @@ impl Posting {
             batch.push(RecvWr::new(&self.recv_sges[slot]).id(wr_id))?;
         }
         // SAFETY: the buffers lie in a region that lives as long as the queue pairs, in the same
-        // `Queues`, and that nobody borrows: it is only copied from and to.
+        // `Queues`. The program never borrows it, and only copies from and to it.
         unsafe { batch.ring()? };
         Ok(())
     }

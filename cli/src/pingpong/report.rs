@@ -1,4 +1,4 @@
-//! What a run looked like: lines for people, one object for programs.
+//! The report of a run: lines for people, one object for programs.
 //!
 //! The object's fields keep their names, types and units; new ones may be added.
 

@@ -1,8 +1,8 @@
-//! The run itself: message after message, there and back, until there were enough of them.
+//! The run itself: message after message, there and back, until there are enough of them.
 //!
-//! It does for each message what rdma-core's programs do, so that their times can be compared:
-//! every send is signaled, a queue pair sends again when its send has completed and its message
-//! has arrived, and receives are posted anew all together when few are left.
+//! For each message it does the same as rdma-core's programs, so that their times can be compared:
+//! every send is signaled, a queue pair sends again when its send has completed and its message has
+//! arrived, and receives are posted all together when few are left.
 
 use super::content::Content;
 use super::kind::Kind;
@@ -13,14 +13,14 @@ use crate::failure::{Failure, Result};
 use std::time::{Duration, Instant};
 use uverbs::{Completion, MemoryRegion, Notify, WcStatus};
 
-/// Polls that found nothing after which to look at the clock.
+/// The number of empty polls after which the run reads the clock.
 const POLLS_PER_LOOK: u32 = 1 << 12;
 
-/// Completions to look at before the queue gets their places back. It needs so much room beyond
-/// what can be under way, as what they lead to completes meanwhile.
+/// Completions to handle before the queue gets their places back. The queue needs as much room
+/// beyond the requests under way, because the requests that they lead to complete meanwhile.
 pub(crate) const MOST_POLLED: u32 = 16;
 
-/// What the run is to be.
+/// Attributes of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Volley {
     pub(crate) kind: Kind,
@@ -28,12 +28,12 @@ pub(crate) struct Volley {
     pub(crate) iters: u64,
     pub(crate) rx_depth: u32,
     pub(crate) timeout: Duration,
-    /// How to say that nothing happened for that long.
+    /// Whether a run without progress is reported as JSON.
     pub(crate) json: bool,
     pub(crate) layout: Layout,
 }
 
-/// How far it is.
+/// The progress of a run.
 struct Progress<'a, C> {
     volley: &'a Volley,
     posting: &'a mut Posting,
@@ -41,11 +41,11 @@ struct Progress<'a, C> {
     content: &'a mut C,
     sent: u64,
     received: u64,
-    /// Receives that are posted.
+    /// The number of posted receives.
     posted: u32,
-    /// How many of them are few.
+    /// The number of posted receives at which more are posted.
     low: u32,
-    /// For each queue pair what has to complete before it sends: bits of [`WHAT`].
+    /// For each queue pair the requests that have to complete before it sends: bits of [`WHAT`].
     pending: Vec<u64>,
 }
 
@@ -57,7 +57,7 @@ impl Volley {
         queues.posting.post_recvs(slots).map_err(|error| cannot_post("receives", error))
     }
 
-    /// Exchanges the messages, and says how long that took.
+    /// Exchanges the messages, and returns the time that this took.
     pub(crate) fn run<C: Content>(&self, queues: &mut Queues, content: &mut C) -> Result<Duration> {
         let Queues { cq, channel, posting, memory, .. } = queues;
         let qps = posting.qps.len();
@@ -207,7 +207,7 @@ impl<C: Content> Progress<'_, C> {
                 "the peer does not answer: see what it says; if it runs, packets get lost on the \
                  way: look for a firewall (RoCE v2 is UDP port 4791)",
             ),
-            // The last two are how rxe says it.
+            // The last two are rxe's statuses for it.
             WcStatus::LOC_LEN_ERR
             | WcStatus::REM_INV_REQ_ERR
             | WcStatus::LOC_QP_OP_ERR
@@ -233,7 +233,7 @@ impl Failed {
         Failed { status: completion.status(), what, vendor_err: completion.vendor_err() }
     }
 
-    /// A request that was flushed says nothing about the cause; another one may.
+    /// A flushed request does not tell the cause; another one may.
     fn or(&mut self, completion: &Completion<'_>) {
         if self.status == WcStatus::WR_FLUSH_ERR && !completion.is_success() {
             *self = Failed::new(completion);
@@ -241,7 +241,7 @@ impl Failed {
     }
 }
 
-/// Notices when nothing happens any more, without asking for the time when something does.
+/// Notices the end of progress, and reads the clock only while there is none.
 struct Watch {
     seen: u64,
     since: Instant,

@@ -1,8 +1,8 @@
-//! Ends the program when nothing happens any more while it sleeps for an event.
+//! Ends the program if there is no progress while it sleeps for an event.
 //!
-//! Sleeping with a timeout takes a second system call for each event, and what is measured is the
-//! time between events. So the sleeper has no timeout, and a thread looks after it, which cannot
-//! wake it up and therefore speaks for it.
+//! A sleep with a timeout takes a second system call for each event, and the run measures the time
+//! between events. So the sleeper has no timeout. A thread watches it; as that thread cannot wake
+//! the sleeper, it reports the failure and ends the program in its place.
 
 use crate::failure::Failure;
 use std::process::exit;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, park_timeout, spawn};
 use std::time::{Duration, Instant};
 
-/// How far the run is, as its thread reports it.
+/// The progress of the run, as the run's thread reports it.
 #[derive(Debug, Default)]
 struct Progress {
     sent: AtomicU64,
@@ -27,8 +27,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Ends the program with what `failure` makes of the messages sent and received, once these
-    /// have been the same for `timeout`.
+    /// Ends the program with the failure that `failure` makes of the numbers of messages sent and
+    /// received, once these have been the same for `timeout`.
     pub(crate) fn new(
         timeout: Duration,
         json: bool,
@@ -44,7 +44,7 @@ impl Watchdog {
         Watchdog { progress, thread: Some(thread) }
     }
 
-    /// Takes note of how far the run is.
+    /// Records the progress of the run.
     #[inline]
     pub(crate) fn tell(&self, sent: u64, received: u64) {
         self.progress.sent.store(sent, Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl Watchdog {
     }
 }
 
-/// Returns what was reached when that has not changed for `timeout`; `None` when all is over.
+/// Returns the progress once it has been the same for `timeout`; `None` at the end of the run.
 fn watch(progress: &Progress, timeout: Duration) -> Option<(u64, u64)> {
     let read =
         || (progress.sent.load(Ordering::Relaxed), progress.received.load(Ordering::Relaxed));
@@ -74,7 +74,7 @@ impl Drop for Watchdog {
         self.progress.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It has nothing to say that matters now.
+            // The thread's result does not matter now.
             let _ = thread.join();
         }
     }

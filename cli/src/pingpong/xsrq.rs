@@ -1,10 +1,10 @@
-//! The ping-pong over XRC, in the manner of rdma-core's `ibv_xsrq_pingpong`: a server with a
-//! connection to each client, all of which deliver to shared receive queues that messages name.
+//! The ping-pong over XRC, as rdma-core's `ibv_xsrq_pingpong`: a server with a connection to each client. All
+//! connections deliver to shared receive queues that messages name.
 //!
-//! It differs from the other kinds in all but the messages. Each side counts what it receives; the
-//! server begins; and it sends to a client over any of its connections in turn, because clients that
-//! share the XRC domain of one file are reached by each other's. At the end each side waits for the
-//! other's "END", so that no target is destroyed that others still send through.
+//! It differs from the other kinds in everything but the messages. Each side counts its received messages, and the
+//! server begins. The server sends to a client over any of its connections in turn, because clients that share the XRC
+//! domain of one file are reached over each other's connections. At the end each side waits for the other's "END", so
+//! that no target is destroyed that others still send through.
 
 mod address;
 
@@ -25,7 +25,7 @@ use uverbs::{
     QpState, QpType, QueuePair, RecvWr, SendWr, SharedReceiveQueue, WcStatus, XrcDomain, XrcTarget,
 };
 
-/// The file whose inode names the domain, as rdma-core's program has it.
+/// The file whose inode names the domain, the same as in rdma-core's program.
 const DOMAIN: &str = "/tmp/xrc_domain";
 const END: &[u8; 4] = b"END\0";
 
@@ -60,7 +60,7 @@ struct Side<'a> {
     connections: Vec<Connection>,
     srq: SharedReceiveQueue,
     sends: CompletionQueue,
-    /// Sends that have not completed.
+    /// The number of sends that have not completed.
     under_way: u32,
     receives: CompletionQueue,
     channel: Option<CompletionChannel>,
@@ -102,8 +102,8 @@ pub(crate) fn run(args: &XsrqArgs) -> Result<()> {
     Ok(())
 }
 
-/// The domain that all such programs of this machine share, or, for one client, one of its own where
-/// the file cannot be had.
+/// The domain that all such programs of this machine share. For one client it is a domain of its own if the file cannot
+/// be opened.
 fn domain(context: &Context, clients: u32) -> Result<XrcDomain> {
     let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
     match open(DOMAIN, flags, Mode::RUSR | Mode::RGRP) {
@@ -141,7 +141,7 @@ impl<'a> Side<'a> {
         if channel.is_some() {
             receives.req_notify(Notify::Next)?;
         }
-        // No client is sent a message before it answered the last.
+        // A client gets its next message only after its answer to the last.
         let sends = context.cq_builder(2 * count).build()?;
         let srq = pd.srq_builder(count).xrc(&xrcd, &receives).build()?;
         let init = QpAttr::new()
@@ -331,12 +331,12 @@ impl<'a> Side<'a> {
         for _ in 0..count {
             batch.push(RecvWr::new(&sges).id(0)).map_err(run_failed)?;
         }
-        // SAFETY: the memory outlives the queue, in the same `Side`, and nobody looks at it.
+        // SAFETY: the memory outlives the queue, in the same `Side`, and no other code accesses it.
         unsafe { batch.ring() }.map_err(run_failed)?;
         Ok(())
     }
 
-    /// Waits until everybody is done.
+    /// Waits until all peers are done.
     fn part(&self, exchanges: &mut [Exchange]) -> Result<()> {
         let client = self.args.options.host.is_some();
         if client {
@@ -374,7 +374,7 @@ fn check(status: WcStatus, what: &str) -> Result<()> {
 fn post_send(qp: &mut QueuePair, wr: SendWr<'_>) -> uverbs::Result<()> {
     let mut batch = qp.send_batch()?;
     batch.push(wr)?;
-    // SAFETY: the memory outlives the queue pairs, in the same `Side`, and nobody writes it.
+    // SAFETY: the memory outlives the queue pairs, in the same `Side`, and no code writes it.
     unsafe { batch.ring()? };
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use uverbs::{Envelope, Errno, passing};
 
-/// How long the other side may be silent. It has a few requests to do.
+/// The longest silence of the other side, which has a few requests to do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ fn broken(error: &uverbs::Error) -> Failure {
     }
 }
 
-/// Lets nobody wait for the other side for ever.
+/// Limits each wait for the other side.
 pub(crate) fn limit(socket: &UnixStream) -> Result<()> {
     let set = socket.set_read_timeout(Some(PATIENCE));
     set.and_then(|()| socket.set_write_timeout(Some(PATIENCE)))

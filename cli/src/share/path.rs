@@ -1,4 +1,4 @@
-//! A way to memory that is known by its keys only: two queue pairs of one process, connected with
+//! A path to memory of which only the keys are known: two queue pairs of one process, connected to
 //! each other.
 
 use crate::failure::{Failure, Result};
@@ -7,13 +7,13 @@ use uverbs::{
     CompletionQueue, Context, Handshake, ProtectionDomain, QpType, QueuePair, SendWr, WcStatus,
 };
 
-/// How long a request may take.
+/// The longest time of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Path {
     here: QueuePair,
-    /// Its other end.
+    /// The other end of the queue pair.
     _there: QueuePair,
     cq: CompletionQueue,
 }
@@ -38,7 +38,7 @@ impl Path {
         Ok(Path { here, _there: there, cq })
     }
 
-    /// Does one request and waits until it is done.
+    /// Posts one request and waits for its completion.
     pub(crate) fn request(&mut self, wr: SendWr<'_>) -> Result<()> {
         self.post(wr).map_err(|error| Failure::run(error.to_string()))?;
         let deadline = Instant::now() + PATIENCE;
@@ -62,8 +62,8 @@ impl Path {
     fn post(&mut self, wr: SendWr<'_>) -> uverbs::Result<()> {
         let mut batch = self.here.send_batch()?;
         batch.push(wr.signaled())?;
-        // SAFETY: the memory on this side is a region that outlives the completion and is copied
-        // from and to only; the other is registered for this.
+        // SAFETY: the memory on this side is a region that outlives the completion, and the program
+        // only copies from and to it; the other memory is registered for this.
         unsafe { batch.ring()? };
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! The exporter: registers memory for each who connects, and gives it all that is needed to reach
-//! that.
+//! The exporter: registers memory for each client that connects, and gives the client all that it
+//! needs to reach it.
 
 use super::handover::{Handover, PATIENCE, limit};
 use super::slots::{GREETING, MESSAGE, SIZE, read, write};
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
                 listening.listener.accept().map_err(|error| failed(socket, &error))?;
             served += 1;
             let (context, pd, greeting, say) = (&context, &pd, &greeting, &say);
-            // One that fails, or says nothing, is its own problem.
+            // A client that fails, or is silent, does not affect the others.
             threads.spawn(move || match serve(context, pd, greeting, &client) {
                 Ok(message) => say(format!("client {served} wrote: {message}")),
                 Err(failure) => say(format!("client {served}: {failure}")),
@@ -73,7 +73,7 @@ fn serve(
     read(&bytes)
 }
 
-/// Prints a line. If that fails the program ends, which would leave the socket.
+/// Prints a line. If that fails the program ends, so that the socket is removed first.
 fn say(socket: &Listening, line: &str) {
     if let Err(error) = output::write(format!("{line}\n").as_bytes()) {
         socket.remove();

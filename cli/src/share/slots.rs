@@ -1,5 +1,5 @@
-//! The shared memory: a greeting by the process that registered it, and room for the message of the process
-//! that imports it. Each begins with its length.
+//! The layout of the shared memory: a greeting by the process that registered it, and room for the message of the
+//! process that imports it. Each begins with its length.
 
 use crate::failure::{Failure, Result};
 use std::ops::Range;
@@ -11,7 +11,7 @@ pub(crate) const SIZE: usize = 2 * HALF;
 pub(crate) const GREETING: Range<usize> = 0..HALF;
 pub(crate) const MESSAGE: Range<usize> = HALF..SIZE;
 
-/// A text as it lies in its half.
+/// The bytes of a text in its half.
 pub(crate) fn write(text: &str) -> Result<Vec<u8>> {
     let most = HALF - size_of::<u32>();
     if text.len() > most {
@@ -23,7 +23,7 @@ pub(crate) fn write(text: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text in a half, without what would move a terminal's cursor.
+/// The text in a half, without control characters, which could move a terminal's cursor.
 pub(crate) fn read(bytes: &[u8]) -> Result<String> {
     let text = bytes.split_first_chunk().and_then(|(length, rest)| {
         let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;

@@ -28,8 +28,8 @@ pub(crate) struct Listening {
 impl Listening {
     /// Listens at a path.
     pub(crate) fn at(path: &Path) -> Result<Listening> {
-        // Another server may remove or bind a socket in the meantime. While it binds, the kernel answers ECONNREFUSED as
-        // if nobody served the path. A folder that cannot be locked is no error as long as the path is free.
+        // Another server may remove or bind a socket in the meantime. While it binds, the kernel answers ECONNREFUSED
+        // as if no server had the path. A folder that cannot be locked is no error as long as the path is free.
         let lock = lock_folder(path);
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => replace_stale(path, lock)?,
@@ -39,7 +39,7 @@ impl Listening {
         Ok(Listening { listener, path: path.to_owned(), identity })
     }
 
-    /// Removes the path, so that later clients learn that nobody serves.
+    /// Removes the path, so that later clients learn that no server is there.
     pub(crate) fn remove(&self) {
         let now = fs::symlink_metadata(&self.path).map(|now| (now.dev(), now.ino())).ok();
         if now.is_some() && now == self.identity {
@@ -54,7 +54,7 @@ impl Drop for Listening {
     }
 }
 
-/// Binds where there is a socket that nobody serves; an error says what else is there.
+/// Binds in place of a socket without a server; an error names any other obstacle.
 fn replace_stale(path: &Path, lock: Result<File>) -> Result<UnixListener> {
     match refuse_others(path) {
         Ok(()) => {
@@ -83,14 +83,14 @@ fn lock_folder(path: &Path) -> Result<File> {
     Err(Error::new(ErrorKind::ResourceBusy, what))
 }
 
-/// Fails unless there is a socket that nobody serves.
+/// Fails unless the path is a socket without a server.
 fn refuse_others(path: &Path) -> Result<()> {
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
         let what = "a file that is no socket is there, and stays: remove it, or take another path";
         return Err(Error::new(ErrorKind::AlreadyExists, what));
     }
-    // A datagram socket does not reach a server of connections, which would count it as a client: the kernel answers
-    // EPROTOTYPE if one has the path, and ECONNREFUSED if none has.
+    // A datagram socket does not connect to a stream server, which would count the connection as a client: the kernel
+    // answers EPROTOTYPE if a server has the path, and ECONNREFUSED if none has.
     let probe = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
     match connect(&probe, &SocketAddrUnix::new(path)?) {
         Err(Errno::CONNREFUSED) => Ok(()),
@@ -138,7 +138,7 @@ mod tests {
         clear(&path);
     }
 
-    /// [`UnixListener`] binds paths of at most 107 bytes.
+    /// The longest path that [`UnixListener`] binds has 107 bytes.
     #[test]
     fn the_longest_paths_are_replaced_as_well() {
         const LONGEST: usize = 107;
@@ -193,7 +193,7 @@ mod tests {
         clear(&path);
     }
 
-    /// Servers that start at once, where an earlier one left its socket.
+    /// Several servers start at once where an earlier one left its socket.
     #[test]
     fn one_server_of_several_gets_the_path() {
         let path = place("several");
@@ -214,7 +214,7 @@ mod tests {
         clear(&path);
     }
 
-    /// Threads of one process that replace what other servers left in one folder.
+    /// Threads of one process replace sockets that other servers left in one folder.
     #[test]
     fn servers_in_one_folder_do_not_disturb_each_other() {
         let folder = place("folder").parent().unwrap().to_owned();
@@ -231,7 +231,7 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
-    /// Where no socket is there, the lock is not needed.
+    /// A path without a socket needs no lock.
     #[test]
     fn a_folder_that_another_program_locks_is_an_error() {
         let path = place("locked");

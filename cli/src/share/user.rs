@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     path.request(SendWr::write(room, &sges))?;
     server.write_all(b"d").map_err(|error| Failure::peer(format!("the exporter left: {error}")))?;
 
-    // What was imported stays with the exporter; what was made here goes.
+    // Imported objects stay with the exporter; those that this process made go.
     drop((path, own));
     region.unimport()?;
     pd.unimport()?;

@@ -1,6 +1,5 @@
-//! What one side of an XRC connection tells the other, in the form that rdma-core's program sends:
-//! `LLLL:TTTTTT:IIIIII:PPPPPP:SSSSSS:` and the 32 digits of a GID, all hexadecimal, with a NUL at the
-//! end.
+//! The address of one side of an XRC connection, in the form of rdma-core's program:
+//! `LLLL:TTTTTT:IIIIII:PPPPPP:SSSSSS:` and the 32 digits of a GID, all hexadecimal, with a NUL at the end.
 
 use std::fmt;
 use uverbs::{Gid, Psn, Qpn, SrqNumber};
@@ -8,21 +7,21 @@ use uverbs::{Gid, Psn, Qpn, SrqNumber};
 /// Length of the form, the NUL included.
 pub(crate) const LENGTH: usize = 66;
 
-/// Where the six fields are.
+/// The places of the six fields.
 const FIELDS: [std::ops::Range<usize>; 6] = [0..4, 5..11, 12..18, 19..25, 26..32, 33..65];
 
-/// Where one side of a connection can be reached.
+/// The address of one side of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) lid: u16,
-    /// Receives.
+    /// The queue pair that receives.
     pub(crate) target: Qpn,
-    /// Sends.
+    /// The queue pair that sends.
     pub(crate) initiator: Qpn,
-    /// The number of the first packet that either sends.
+    /// The PSN of the first packet of either one.
     pub(crate) psn: Psn,
     pub(crate) srq: SrqNumber,
-    /// All zero for a peer that is to be reached by LID.
+    /// All zero for a peer that is reached by LID.
     pub(crate) gid: Gid,
 }
 
@@ -44,7 +43,7 @@ impl Address {
         wire
     }
 
-    /// `None` for what is no address.
+    /// The address in the peer's message; `None` if it is malformed.
     pub(crate) fn from_wire(wire: &[u8; LENGTH]) -> Option<Address> {
         let separated = [4, 11, 18, 25, 32].iter().all(|&at| wire[at] == b':');
         if !separated || wire[LENGTH - 1] != 0 {
