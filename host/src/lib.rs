@@ -34,8 +34,8 @@ use std::time::Instant;
 ///
 /// # Safety
 ///
-/// [`ioctl`](Self::ioctl) and [`write`](Self::write) write to no memory but what the command names for the
-/// kernel to write, and what is registered or lent to a device by commands of this file, for as long as it is.
+/// [`ioctl`](Self::ioctl) and [`write`](Self::write) write only to ranges that the command names for the kernel to
+/// write, and to memory that commands of this file have registered or lent to a device, for as long as it stays so.
 /// [`map`](Self::map) returns pages that nothing else in the process refers to, except by single loads and
 /// stores or as an atomic.
 pub unsafe trait HostFile: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
@@ -70,21 +70,21 @@ pub unsafe trait HostFile: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// The kernel's.
     fn map(&self, offset: u64, length: usize, read_only: bool) -> Result<HostPages, Errno>;
 
-    /// A descriptor by which event loops know the file, and [`HostSystem::adopt`] takes over. A connection
-    /// manager's is readable while an event is pending.
+    /// A descriptor of the file, for event loops and for [`HostSystem::adopt`]. The descriptor of a connection manager
+    /// is readable while an event is pending.
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// The system that the file belongs to.
     fn system(&self) -> Arc<dyn HostSystem>;
 
     /// Called after `bytes` were stored at byte `at` of the pages that were mapped at `offset`: a doorbell, or
-    /// one word of two, four or eight bytes. A device in the process sees no store by itself. Doorbell records
-    /// are written before, and a shared register stays locked until the call returns; it must not call the
-    /// library.
+    /// one word of two, four or eight bytes. A device in the process does not see the store itself. The library writes
+    /// doorbell records before, and keeps a shared register locked until the call returns; the implementation must not
+    /// call the library.
     fn rung(&self, offset: u64, at: usize, bytes: &[u8]);
 
-    /// Called before a word of the pages that were mapped at `offset` is loaded, unless it is memory: a clock
-    /// does not move by itself in a page of the process.
+    /// Called before a word of the pages that were mapped at `offset` is loaded, unless the pages are memory: the
+    /// kernel brings the clock in them up to date.
     fn looked_at(&self, offset: u64) {
         let _ = offset;
     }
@@ -99,7 +99,7 @@ pub unsafe trait HostFile: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     }
 }
 
-/// The facts about a device that RDMA netlink and sysfs tell.
+/// The facts about a device that RDMA netlink and sysfs report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostDevice {
@@ -145,11 +145,11 @@ pub struct HostInterface {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The system that files of a hosted kernel belong to: what a program asks of Linux beside its files.
+/// The system of a hosted kernel's files: the services of Linux beside files.
 ///
 /// In a forked child it lists nothing, answers `ENODEV`, and waits for no lock of the parent's.
 pub trait HostSystem: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// The devices that there are, in the order in which they were made.
+    /// All devices, in the order of their creation.
     fn devices(&self) -> Vec<HostDevice>;
 
     /// Opens the uverbs node of the device with this [index](HostDevice::index).
@@ -295,8 +295,8 @@ pub fn installed() -> Option<&'static Arc<dyn HostSystem>> {
 
 /// The systems of this process whose files [`adopt`] finds.
 static SYSTEMS: Mutex<Vec<Weak<dyn HostSystem>>> = Mutex::new(Vec::new());
-/// The process that registered the last one, or 0: in any other a look-up takes no lock. A child of `fork` has a copy
-/// of it in any state.
+/// The process that registered the last system, or 0. A lookup in any other process takes no lock: a child of `fork`
+/// has a copy of it in any state.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Has [`adopt`] find the files of a system, for as long as the system lives.
@@ -307,7 +307,7 @@ pub fn register(system: &Arc<dyn HostSystem>) {
     PROCESS.store(std::process::id(), Ordering::Release);
 }
 
-/// The systems that there are.
+/// The registered systems that are alive.
 fn systems() -> impl Iterator<Item = Arc<dyn HostSystem>> {
     let process = PROCESS.load(Ordering::Acquire);
     let systems = match process != 0 && process == std::process::id() {

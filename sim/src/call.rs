@@ -82,7 +82,7 @@ impl<'c> Call<'c> {
         self.attr(id).is_some()
     }
 
-    /// The bytes of an input; without the attribute none.
+    /// The bytes of an input; empty without the attribute.
     pub(crate) fn bytes(&self, id: u16) -> Vec<u8> {
         let Some(attr) = self.attr(id) else { return Vec::new() };
         let length = usize::from(attr.len);
@@ -94,8 +94,8 @@ impl<'c> Call<'c> {
         bytes
     }
 
-    /// A struct that the caller passed. A shorter one ends with zeros, as older programs pass; of a longer one
-    /// the rest must be zero.
+    /// A struct that the caller passed. Zeros complete the shorter one of an older program; the excess of a longer one
+    /// must be zero.
     pub(crate) fn input<T: FromBytes + IntoBytes>(&self, id: u16) -> Result<T> {
         self.input_if(id)?.ok_or(Errno::INVAL)
     }
@@ -150,7 +150,7 @@ impl<'c> Call<'c> {
         Some(self.attr(id)?.data as i64 as i32)
     }
 
-    /// Bytes of an output's room; 0 without it.
+    /// Bytes of room for an output; 0 without the attribute.
     pub(crate) fn room(&self, id: u16) -> usize {
         self.attr(id).map_or(0, |attr| attr.len.into())
     }
@@ -167,7 +167,7 @@ impl<'c> Call<'c> {
         }
     }
 
-    /// Writes an output, as much of it as there is room for. Without the attribute nothing.
+    /// Writes as much of an output as there is room for; nothing without the attribute.
     pub(crate) fn put_bytes(&mut self, id: u16, bytes: &[u8]) {
         let Some(attr) = self.attr(id) else { return };
         let room = usize::from(attr.len);
@@ -185,7 +185,7 @@ impl<'c> Call<'c> {
         self.put_bytes(id, value.as_bytes());
     }
 
-    /// Tells the handle of a new object.
+    /// Returns the handle of a new object to the program.
     pub(crate) fn made(&mut self, id: u16, handle: u32) {
         self.update(id, |attr| {
             attr.data = handle.into();

@@ -27,9 +27,9 @@ use std::collections::{BTreeMap, VecDeque};
 const UDP_QKEY: u32 = 0x0123_4567;
 /// `RDMA_PS_UDP`, the port space of datagrams.
 const SPACE_UDP: u16 = 0x0111;
-/// The reason of a rejection: nobody listens.
+/// Reason of a rejection: no id listens.
 const REJ_INVALID_SERVICE_ID: u32 = 8;
-/// `IB_SIDR_UNSUPPORTED`: nobody listens.
+/// `IB_SIDR_UNSUPPORTED`: no id listens.
 const SIDR_UNSUPPORTED: u32 = 1;
 /// `IB_SIDR_REJECT`.
 const SIDR_REJECT: u32 = 2;
@@ -49,7 +49,7 @@ pub(crate) struct Manager {
     next_file: u64,
     /// Messages on their way.
     in_flight: VecDeque<Message>,
-    /// Connections whose ids are gone, and that still have something to say.
+    /// Connections whose ids are gone, until their last message is answered and their TIMEWAIT is over.
     orphans: Vec<Connection>,
     /// When the next timer is due, of all ids and orphans.
     due: Option<u64>,
@@ -57,7 +57,7 @@ pub(crate) struct Manager {
     pub(crate) to_lose: BTreeMap<usize, u32>,
 }
 
-/// The kernel's own number of an operation that is not supported, of which programs know nothing.
+/// `ENOTSUPP`: the kernel's internal number of an operation that is not supported, which no header for programs has.
 const ENOTSUPP: i32 = 524;
 
 /// The ports of the fabric, as the manager sees them.
@@ -93,7 +93,7 @@ impl Ports<'_> {
         self.find(gid).map_or("nobody", |(device, _)| &self.0[device].name)
     }
 
-    /// Whether messages between two addresses arrive: of one port, or of ports with a link.
+    /// Whether messages between two addresses arrive: addresses of one port, or of two ports with a link.
     fn are_joined(&self, from: &Gid, to: &Gid) -> bool {
         match (self.find(from), self.find(to)) {
             (Some((from, _)), Some((to, _))) => {
@@ -104,7 +104,7 @@ impl Ports<'_> {
         }
     }
 
-    /// The address of a device that a peer is reached from.
+    /// The address from which a device reaches a peer.
     fn source_for(&self, device: usize, to: &Address) -> Option<Address> {
         let (interface, _) = self.get(device).ok()?;
         let same = |address: &&std::net::IpAddr| address.is_ipv4() == to.ip.is_ipv4();
@@ -148,7 +148,7 @@ impl Manager {
         }
     }
 
-    /// Sends what a connection said, and reports what happened to its id.
+    /// Sends the messages of a connection, and reports its events at its id.
     fn put_out(&mut self, number: u32, output: Output) {
         self.in_flight.extend(output.messages);
         for report in output.reports {
@@ -252,7 +252,7 @@ impl Manager {
         }
         let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
         let bound = id.device;
-        // A group is reached over the device that the route to it leads over: the id's, or else the first.
+        // The route to a group leads over the device of the id, or else over the first device.
         let reached = match to.ip.is_multicast() {
             true => Some((bound.unwrap_or(0), 0)),
             false => ports.find(&to.gid()),
@@ -300,7 +300,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Finds the path to the resolved address. On InfiniBand the subnet administrator is asked, over the link.
+    /// Finds the path to the resolved address. On InfiniBand the subnet administrator answers, over the link.
     fn resolve_route(&mut self, number: u32, ports: Ports<'_>) -> Result<(), Errno> {
         let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
         if id.state != IdState::AddrResolved {
@@ -440,8 +440,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Destroys an id: closes its connection, rejects what waits. Returns how many of its events the program
-    /// has read.
+    /// Destroys an id: closes its connection, and rejects the requests that wait at it. Returns how many of its events
+    /// the program has read.
     fn destroy(&mut self, now: u64, number: u32) -> u32 {
         let Some(id) = self.ids.remove(&number) else { return 0 };
         if let Some(file) = self.files.get_mut(&id.file) {
@@ -495,8 +495,8 @@ impl Manager {
         !self.in_flight.is_empty() || self.due.is_some_and(|due| due <= now)
     }
 
-    /// Passes messages on, and runs timers; whether there was anything. `loses` is told each message and whether a
-    /// test has asked to lose it, and decides.
+    /// Delivers messages and runs timers; returns whether there were any. `loses` decides whether a message is lost;
+    /// its second argument tells whether a test has asked for that.
     pub(crate) fn run(
         &mut self,
         now: u64,
@@ -583,7 +583,7 @@ impl Manager {
     }
 
     fn deliver_to_connection(&mut self, now: u64, message: &Message) {
-        // One who asks and gives up knows no number of the peer's, as `cm_acquire_rejected_id` says.
+        // A requester that gives up does not know the peer's number, as `cm_acquire_rejected_id` says.
         let gives_up = matches!(message.body, Body::Rej { .. }) && message.remote == 0;
         let of = |connection: &Connection| match gives_up {
             true => connection.remote == message.local && connection.to == message.from,
@@ -601,7 +601,7 @@ impl Manager {
             self.in_flight.extend(orphan.handle(now, message).messages);
             return;
         }
-        // As `cm_issue_drep`: a connection that is not known has ended.
+        // As `cm_issue_drep`: an unknown connection has ended.
         if message.body == Body::Dreq {
             self.in_flight.push_back(message.reply(Body::Drep));
         }
@@ -620,7 +620,7 @@ impl Manager {
         self.ids.iter().find(|(_, id)| hears(id)).map(|(number, _)| *number)
     }
 
-    /// Whether a device hears a service, on whatever address: `ib_cm` knows devices, and `rdma_cm` addresses.
+    /// Whether an id listens for a service on a device, at any address: `ib_cm` knows devices, and `rdma_cm` addresses.
     fn is_heard(&self, service: Service, at: Option<(usize, usize)>) -> bool {
         let device = at.map(|(device, _)| device);
         self.ids.values().any(|id| {
@@ -768,7 +768,7 @@ impl Manager {
         self.report(number, Event { ece: *ece, ..Event::new(id::ESTABLISHED, 0, param) });
     }
 
-    /// Joins a multicast group: on RoCE nobody is asked.
+    /// Joins a multicast group: on RoCE without a subnet administrator.
     fn join(
         &mut self,
         number: u32,
@@ -783,7 +783,7 @@ impl Manager {
             return Err(Errno::INVAL);
         }
         let space = id.space;
-        // As `cma_iboe_join_multicast`, to which RoCE v2 is IPv4.
+        // As `cma_iboe_join_multicast`: over RoCE v2 an IPv6 group is not supported.
         if group.ip.is_ipv6() {
             return Err(Errno::from_raw_os_error(ENOTSUPP));
         }

@@ -1,4 +1,4 @@
-//! The driver of a function: what mlx5_core and mlx5_ib keep, and the firmware commands that they send.
+//! The driver of a function: the state that mlx5_core and mlx5_ib keep, and the firmware commands that they send.
 //!
 //! Pairs with `mlx5_cmd_exec` and `mlx5_cmd_check` in `core/cmd.c`, with `core/eq.c`, and with `hw/mlx5/main.c`.
 
@@ -33,7 +33,7 @@ use zerocopy::IntoBytes;
 
 /// Bytes of a page in the lists of commands.
 const PAGE: u64 = 4096;
-/// Events that the driver wants.
+/// Types of events to which the driver subscribes.
 const EVENTS: [u8; 7] = [
     event::CQ_ERROR,
     event::WQ_CATASTROPHIC,
@@ -44,7 +44,7 @@ const EVENTS: [u8; 7] = [
     event::SRQ_LIMIT,
 ];
 
-/// Where an object reports, and the number by which the program knows it there.
+/// The event file of an object, and the program's number for the object there.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
     pub(crate) to: EventFile,
@@ -69,7 +69,7 @@ pub(crate) type OpenerId = u64;
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    /// Where each opener has events reported.
+    /// The event file of each opener.
     pub(crate) openers: BTreeMap<OpenerId, Option<Reports>>,
     /// The attributes that were set last: the driver asks firmware for the state alone.
     pub(crate) attr: ib_uverbs_modify_qp,
@@ -81,7 +81,7 @@ pub(crate) struct Qp {
     /// The XRC domain of a target.
     pub(crate) xrcd: Option<u32>,
     pub(crate) groups: Vec<Membership>,
-    /// The parts of one for raw packets.
+    /// The queues of a raw packet queue pair.
     pub(crate) raw: Option<RawQp>,
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Driver {
     pub(crate) events_to_delay: (u32, u64),
     /// Events that are held back, and when each goes on.
     late: VecDeque<(u64, Event)>,
-    /// Whether the link came up or went down, for each change that contexts were not told of.
+    /// Changes of the link that contexts were not told of: `true` for up.
     pub(crate) link_changes: Vec<bool>,
     /// The function's place at the switch.
     function: usize,
@@ -144,17 +144,17 @@ pub(crate) struct Driver {
     pub(crate) qps: BTreeMap<u32, Qp>,
     pub(crate) srqs: BTreeMap<u32, Srq>,
     pub(crate) xrcds: BTreeMap<u32, Xrcd>,
-    /// VARs that are allocated or mapped, by where they begin in BAR0.
+    /// VARs that are allocated or mapped, by offset in BAR0.
     pub(crate) vars: BTreeMap<u64, Weak<Lease>>,
-    /// Goes with its last mapping.
+    /// Resources that are freed with their last mapping.
     pub(crate) leaving: Vec<(Weak<Lease>, Leaving)>,
-    /// Device memory that is allocated: where it begins in BAR0, and the bytes of its pages.
+    /// Device memory that is allocated: its offset in BAR0, and the bytes of its pages.
     pub(crate) memic: BTreeMap<u64, u64>,
     pub(crate) limits: Limits,
     pub(crate) clock: ClockPages,
     pub(crate) flows: Flows,
     reserved: Option<Reserved>,
-    /// The pages that the driver's own queues are in.
+    /// The pages of the driver's own queues.
     own_pages: Vec<Arc<Pages>>,
     next_opener: OpenerId,
 }
@@ -166,15 +166,15 @@ pub(crate) fn input<L: Layout>(op: u16) -> Bits<L, Vec<u8>> {
     Bits::new(bytes)
 }
 
-/// How a command names the beginning of a buffer: `page_offset`, in 64ths of a page and in a field of `bits`
-/// bits, and `log_page_size`, in steps above 4 KiB. As `mlx5_umem_find_best_quantized_pgoff`.
+/// The start of a buffer in a command: `page_offset`, in 64ths of a page and in a field of `bits` bits, and
+/// `log_page_size`, in steps above 4 KiB. As `mlx5_umem_find_best_quantized_pgoff`.
 ///
 /// # Errors
 ///
-/// `EINVAL` for a beginning that no page has.
+/// `EINVAL` for a start that no page size can express.
 pub(crate) fn quantized_offset(start: u64, bits: u32) -> Result<(u64, u64)> {
     const STEPS: u64 = 64;
-    // Addresses of the process are those of the device, so that pages of every size are in one piece.
+    // The device uses the addresses of the process, so pages of every size are contiguous.
     for log_page_size in 0..20 {
         let page = PAGE << log_page_size;
         let (offset, step) = (start & (page - 1), page / STEPS);
@@ -302,7 +302,7 @@ impl Driver {
         self.execute(switch, &command.into_inner()).map(drop)
     }
 
-    /// Has atomics answer in the host's byte order.
+    /// Makes atomics return values in the host's byte order.
     fn set_atomic_order(&mut self, switch: &mut Switch) -> Result<()> {
         const ATOMIC: u16 = 3;
         const CAPS: usize = 4096;
@@ -331,8 +331,8 @@ impl Driver {
         }
     }
 
-    /// Answers for a device that works no more: what takes something away succeeds, as
-    /// `mlx5_internal_err_ret_value` has it.
+    /// The outcome of a command on a device that has failed: a command that destroys or releases something succeeds, as
+    /// in `mlx5_internal_err_ret_value`.
     fn execute_after_failure(&self, command: &[u8]) -> Result<Vec<u8>> {
         let op = command.first_chunk().map_or(0, |op| u16::from_be_bytes(*op));
         match TAKES_AWAY.contains(&op) {
@@ -351,7 +351,7 @@ impl Driver {
         self.health == Health::Working && self.link
     }
 
-    /// Stops the device; answers whether it worked.
+    /// Stops the device; returns whether it was working.
     pub(crate) fn stop(&mut self, switch: &mut Switch, unplug: bool) -> bool {
         let worked = self.health == Health::Working;
         if unplug || worked {
@@ -362,7 +362,7 @@ impl Driver {
         worked
     }
 
-    /// Sends a command that names one object by number, of which the command's fields begin at byte 8.
+    /// Sends a command whose input is the number of one object, at byte 8.
     pub(crate) fn execute_on(&self, switch: &mut Switch, op: u16, number: u32) -> Result<Vec<u8>> {
         let mut command = vec![0; 16];
         command[..2].copy_from_slice(&op.to_be_bytes());
@@ -370,7 +370,7 @@ impl Driver {
         self.execute(switch, &command)
     }
 
-    /// The number in an answer's third word: that of the new object.
+    /// The number of a new object, in the third word of an output.
     pub(crate) fn created(answer: &[u8]) -> u32 {
         let word = answer.get(8..12).and_then(|word| word.try_into().ok());
         u32::from_be_bytes(word.unwrap_or_default()) & 0xff_ffff
@@ -467,7 +467,7 @@ impl Driver {
         switch.function(self.function).memory_mut()
     }
 
-    /// Takes the events that the device has, and passes those on that are not lost or late; whether there were any.
+    /// Takes the device's events, and reports those that are neither lost nor late; returns whether there were any.
     pub(crate) fn take_events(
         &mut self,
         switch: &mut Switch,
@@ -551,7 +551,7 @@ impl Driver {
     }
 }
 
-/// Commands that take something away.
+/// Commands that destroy or release something.
 const TAKES_AWAY: [u16; 21] = [
     opcode::DESTROY_MKEY,
     opcode::DESTROY_CQ,

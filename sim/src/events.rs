@@ -17,11 +17,11 @@ use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
 #[derive(Clone, Debug)]
 pub(crate) struct EventFile(Arc<Mutex<Ends>>);
 
-/// The name of the program's end, whichever descriptor leads to it: the file system, and the inode there.
+/// The identity of the program's end, the same for all its descriptors: the file system, and the inode there.
 pub(crate) type Inode = (u64, u64);
 
 pub(crate) fn inode(fd: &impl AsFd) -> Result<Inode, Errno> {
-    // Miri tells nothing of sockets: there an event file is found by its number.
+    // Miri has no `fstat` of sockets: there the number of the descriptor stands for the inode.
     #[cfg(miri)]
     return Ok((0, std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()) as u64));
     #[cfg(not(miri))]
@@ -32,8 +32,8 @@ pub(crate) fn inode(fd: &impl AsFd) -> Result<Inode, Errno> {
 struct Ends {
     ours: UnixStream,
     inode: Inode,
-    /// A duplicate of the program's end, while an object reports there: what is queued of an object that is
-    /// destroyed is taken back through it.
+    /// A duplicate of the program's end, while an object reports there: the kernel uses it to take back the records of
+    /// an object that is destroyed.
     theirs: Option<OwnedFd>,
     reporters: usize,
     /// Records that the socket had no room for.
@@ -120,8 +120,8 @@ impl EventFile {
         self.ends().width == size_of::<ib_uverbs_async_event_desc>()
     }
 
-    /// Ends a completion channel: what is queued can be read, and then its end is met, where Linux polls as `POLLERR`
-    /// and answers `EIO`.
+    /// Ends a completion channel: the program can read the queued records, and then finds the end of the file. Linux
+    /// reports `POLLERR` and returns `EIO` there.
     pub(crate) fn end(&self) {
         let mut ends = self.ends();
         ends.flush();

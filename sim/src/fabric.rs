@@ -62,9 +62,10 @@ impl FabricBuilder {
         self
     }
 
-    /// Has the devices look for what hardware does not tell, for [`Fabric::check`]: memory of a send or write that
-    /// changes before its completion, doorbells that are missing, early or of another queue. The buffer of a receive
-    /// is filled with [`POISON`](crate::POISON) until its completion, so that a program which reads it early sees that.
+    /// Makes the devices look for mistakes that hardware does not report, for [`Fabric::check`]: memory of a send or
+    /// write that changes before its completion, doorbells that are missing, early or of another queue. The device
+    /// fills the buffer of a receive with [`POISON`](crate::POISON) until its completion: a program that reads the
+    /// buffer early finds that.
     pub fn strict(mut self) -> FabricBuilder {
         self.strict = true;
         self
@@ -132,7 +133,7 @@ pub const MAX_DEVICES: usize = 1024;
 /// The most bytes of a device's name: `IB_DEVICE_NAME_MAX` with its zero.
 const MAX_NAME: usize = 63;
 
-/// Why a fabric cannot be made.
+/// The reason why a fabric cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -156,7 +157,7 @@ impl fmt::Display for FabricError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FabricError::TooManyDevices(count) => {
-                write!(f, "{count} devices are more than a fabric may have, {MAX_DEVICES}")
+                write!(f, "a fabric has at most {MAX_DEVICES} devices, not {count}")
             }
             FabricError::Name(name) => write!(
                 f,
@@ -169,7 +170,7 @@ impl fmt::Display for FabricError {
                 write!(f, "two devices have the address {address}: give each one of its own")
             }
             FabricError::Limit(name) => {
-                write!(f, "the limit {name} is 0 or above that of Limits::FULL")
+                write!(f, "the limit {name} has to be from 1 to that of Limits::FULL")
             }
             FabricError::Rate(name, share) => {
                 write!(
@@ -218,7 +219,7 @@ impl Fabric {
         uverbs_host::install(self.system()).map_err(|_| self)
     }
 
-    /// Does what there is to do now; whether there was anything.
+    /// Does one thing that is due; returns whether there was any.
     pub fn step(&self) -> bool {
         self.world.step()
     }
@@ -244,8 +245,8 @@ impl Fabric {
         self.world.history()
     }
 
-    /// Tells what the program has done wrong, if the fabric is [strict](FabricBuilder::strict), and in any case what it
-    /// has left: requests that were not rung, completions that were not polled, objects that were not destroyed. For
+    /// Reports the mistakes of the program, if the fabric is [strict](FabricBuilder::strict), and in any case its
+    /// leftovers: requests that were not rung, completions that were not polled, objects that were not destroyed. For
     /// the end of a test.
     ///
     /// # Errors
@@ -260,9 +261,9 @@ impl Fabric {
         self.world.kernel().map_or(0, |kernel| kernel.decisions())
     }
 
-    /// Steps the fabric as a task of an event loop with a clock of its own, which becomes the fabric's: between two
-    /// steps the tasks of the program run, and when there is nothing to do this sleeps until the next timer, so that
-    /// a paused clock moves on. It never ends.
+    /// Steps the fabric as a task of an event loop, whose clock becomes the fabric's. Between two steps the tasks of
+    /// the program run. When there is nothing to do, the task sleeps until the next timer, so that a paused clock moves
+    /// on. The future never ends.
     ///
     /// `clock` tells the time since its start, and sleeps. It is asked in each call of the program, too.
     pub async fn drive(&self, clock: impl Clock + Send + Sync + 'static) {

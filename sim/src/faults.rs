@@ -1,7 +1,7 @@
 //! Faults of a fabric: what goes wrong, at which device, and when.
 //!
-//! Scripted faults are calls at a [`Device`], which a test makes at the moment that it means. Random faults have
-//! [`Rates`], and the seed of a stepped fabric decides when each happens.
+//! Scripted faults are calls of a [`Device`], at a moment that the test chooses. Random faults have [`Rates`], and the
+//! seed of a stepped fabric decides when each happens.
 
 use crate::call::Call;
 use crate::fabric::Fabric;
@@ -67,7 +67,7 @@ pub enum Verb {
     CreateQp,
     /// Moving a queue pair to another state, or changing its attributes.
     ModifyQp,
-    /// Asking for a queue pair's attributes.
+    /// Querying a queue pair's attributes.
     QueryQp,
     /// Creating a shared receive queue.
     CreateSrq,
@@ -181,13 +181,13 @@ pub(crate) struct FailingCalls(Vec<Failing>);
 #[derive(Debug)]
 struct Failing {
     verb: Verb,
-    /// So many calls succeed before.
+    /// The number of calls that succeed before.
     after: u32,
     errno: Errno,
 }
 
 impl FailingCalls {
-    /// Fails a call, if it is the turn of one of its verb.
+    /// Fails a call if a failure of its verb is due.
     pub(crate) fn check(&mut self, verb: Option<Verb>) -> Result<(), Errno> {
         let Some(verb) = verb else { return Ok(()) };
         let Some(at) = self.0.iter().position(|failing| failing.verb == verb) else {
@@ -201,8 +201,8 @@ impl FailingCalls {
     }
 }
 
-/// How often faults happen by themselves: shares from 0 for never to 1 for always, each of what its method names:
-/// messages, events or calls.
+/// Rates of random faults: each a share, from 0 for never to 1 for always, of the messages, events or calls that its
+/// method names.
 ///
 /// The seed of a stepped fabric decides about each message, event and call once. A fabric in real time has no such
 /// faults.
@@ -301,10 +301,10 @@ impl Fabric {
         kernel.drivers[number].is_plugged().then(|| Device { world: self.world.clone(), number })
     }
 
-    /// Kills the process behind a context or an event channel, as far as the kernel sees it: closes the file, and
-    /// so destroys all its objects, whatever they are about. Peers meet what they meet when a program dies. Every
-    /// later call on the file is `EIO` but the destruction of what is gone. Answers whether the descriptor was one of
-    /// this fabric.
+    /// Kills the process behind a context or an event channel, as far as the kernel sees it: closes the file, which
+    /// destroys all its objects, in use or not. Peers see the same as when a program dies. Every later call on the file
+    /// fails with `EIO`, except that the destruction of an object that is gone succeeds. Returns whether the descriptor
+    /// belongs to this fabric.
     pub fn kill(&self, file: impl AsFd) -> bool {
         let now = self.world.nanoseconds();
         self.world.disturb(|kernel| kernel.kill(file.as_fd(), now))
@@ -327,7 +327,7 @@ impl Device {
         self.disturb(fault, |kernel| change(kernel.function(self.number).device_mut().faults_mut()))
     }
 
-    /// Changes the fabric, and tells the history why.
+    /// Changes the fabric, and adds the fault to the history.
     fn disturb<T: Default>(
         &self,
         fault: impl fmt::Display,
@@ -374,8 +374,8 @@ impl Device {
         self.faults(fault, |faults| faults.refuse_receives(count));
     }
 
-    /// Fails a request that the device takes, after `after` that it carries out, with a completion of these
-    /// syndromes: of the queue pair with number `qpn`, or of any. The queue pair goes to state ERR.
+    /// Fails a request with a completion of these syndromes, after `after` requests that succeed: requests of queue
+    /// pair `qpn`, or of any. The queue pair goes to state ERR.
     pub fn fail_request(&self, qpn: Option<u32>, side: Side, after: u32, error: CqeError) {
         let fault = format!("a request fails, the one after {after} others");
         self.faults(fault, |faults| faults.fail_wqe(qpn, side, after, error));
@@ -395,11 +395,11 @@ impl Device {
         });
     }
 
-    /// Pulls the cable, or plugs it in again. Contexts are told by `PORT_ERR` and `PORT_ACTIVE`.
+    /// Pulls the cable, or plugs it in again. Contexts get `PORT_ERR` and `PORT_ACTIVE`.
     pub fn set_link(&self, up: bool) {
         let fault = format!("the link goes {}", if up { "up" } else { "down" });
         self.disturb(fault, |kernel| {
-            // The driver is asked for the state of the port, whether or not the event of the change is lost.
+            // A query of the port's state finds the change, whether or not its event is lost.
             kernel.drivers[self.number].link = up;
             kernel.function(self.number).device_mut().set_link(up);
         });
@@ -418,14 +418,15 @@ impl Device {
         self.disturb(fault, |kernel| kernel.drivers[self.number].events_to_delay = (count, by));
     }
 
-    /// Makes a memory key invalid, as if its region were gone: accesses by it fail. Answers whether there was one.
+    /// Makes a memory key invalid, as if its region were gone: accesses by it fail. Returns whether there was such a
+    /// key.
     pub fn invalidate_key(&self, key: u32) -> bool {
         let fault = format!("key {key:#x} becomes invalid");
         self.disturb(fault, |kernel| kernel.function(self.number).device_mut().invalidate_key(key))
     }
 
-    /// Has the completion queue of one side of queue pair `qpn` overflow: it takes no completion any more, and
-    /// `CQ_ERR` is reported. Answers whether there was one.
+    /// Overflows the completion queue of one side of queue pair `qpn`: it takes no more completions, and the kernel
+    /// reports `CQ_ERR`. Returns whether there was such a queue.
     pub fn overflow_cq(&self, qpn: u32, side: Side) -> bool {
         let fault = format!("the completion queue of qp {qpn:#x} overflows");
         self.disturb(fault, |kernel| {
@@ -433,16 +434,17 @@ impl Device {
         })
     }
 
-    /// Brings the device to internal error: it does nothing any more, and contexts are told by `DEVICE_FATAL`. Commands
-    /// are `ENOLINK` but for destruction and the states `RESET` and `ERR`.
+    /// Puts the device into internal error: it stops, and contexts get `DEVICE_FATAL`. Commands fail with `ENOLINK`,
+    /// except those that destroy an object or move a queue pair to `RESET` or `ERR`.
     pub fn fail(&self) {
         let fault = "the device has an internal error";
         self.disturb(fault, |kernel| kernel.fail_device(self.number));
     }
 
-    /// Takes the device out of its slot, by surprise: its peers are told nothing. Its contexts are disassociated: their
-    /// objects are gone, every call but their destruction is `EIO`, `DEVICE_FATAL` is reported, and the device is not
-    /// listed any more. Ids of the connection manager report `DEVICE_REMOVAL`, and are `ENXIO` but for destruction.
+    /// Takes the device out of its slot by surprise: its peers get no message. The kernel disassociates the device's
+    /// contexts: their objects are gone, every call except their destruction fails with `EIO`, and contexts get
+    /// `DEVICE_FATAL`. The device is not listed any more. Ids of the connection manager report `DEVICE_REMOVAL`, and
+    /// every call on them except their destruction fails with `ENXIO`.
     pub fn unplug(self) {
         self.disturb("the device is unplugged", |kernel| kernel.unplug(self.number));
     }

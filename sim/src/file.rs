@@ -54,7 +54,7 @@ unsafe impl HostFile for UverbsFile {
     }
 
     unsafe fn write(&self, _: &[u8]) -> Result<usize> {
-        // As a kernel answers a process whose credentials changed: it takes ioctls then.
+        // The errno of Linux for a process whose credentials have changed: such a process issues ioctls instead.
         Err(Errno::ACCESS)
     }
 
@@ -147,7 +147,7 @@ unsafe impl HostFile for CmFile {
             let answer = self.world.enter(|kernel| kernel.cm_command(self.id, user, bytes, now));
             match answer {
                 Ok(()) => return Ok(bytes.len()),
-                // Only a call for an event answers so.
+                // Only a call for an event returns this.
                 Err(Errno::AGAIN) if self.blocks() => {
                     let fd = self.fd();
                     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];

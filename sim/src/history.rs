@@ -1,6 +1,6 @@
 //! The events of a fabric, as text: calls, requests, messages that went wrong, completions.
 //!
-//! Devices record what they do (`uverbs_connectx::recording`), and the kernel what it is asked. Each line has the time,
+//! Devices record their work (`uverbs_connectx::recording`), and the kernel records its calls. Each line has the time,
 //! the device, and the object by its number there. Addresses are offsets in regions, so that the histories of two runs
 //! of one seed compare.
 
@@ -48,7 +48,7 @@ pub(crate) struct History {
     prints: Prints,
 }
 
-/// Where the memory lies that a request names: the offset in the region with this key on this device, or on any.
+/// Finds the offset of a request's memory in the region with this key, on this device or on any.
 pub(crate) type Offsets<'k> = dyn Fn(Option<usize>, u32, u64) -> Option<u64> + 'k;
 
 impl History {

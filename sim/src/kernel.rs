@@ -144,7 +144,7 @@ const WRITES: &[&[Write]] = &[
     flow::WRITES,
 ];
 
-/// Bytes of the request and of the response that a command has at least; of the extended ones the structs may grow.
+/// The least bytes of a command's request and response. The structs of extended commands may grow.
 fn sizes(command: u32) -> (usize, usize) {
     use uverbs_uapi::write::*;
     use uverbs_uapi::{ah, mr, mw, pd, qp, srq};
@@ -263,11 +263,11 @@ pub(crate) struct OpenFile {
     objects: BTreeMap<u32, Entry>,
     next_age: u64,
     pub(crate) events: Vec<EventFile>,
-    /// The file of events that objects report to which name none, and its descriptor.
+    /// The event file of objects that name none, and its descriptor.
     pub(crate) default_events: Option<(EventFile, i32)>,
     /// The pages that the program maps, by page number or by index.
     mapped: BTreeMap<u64, mmap::Entry>,
-    /// Those whose object is gone, and which are still mapped: their offsets are not used again before.
+    /// Pages that are still mapped although their object is gone: their offsets stay taken meanwhile.
     unmapped: Vec<u64>,
     /// The transport domain of raw packets.
     transport_domain: Option<u32>,
@@ -369,7 +369,7 @@ impl Kernel {
         self.cm.remove_device(device);
     }
 
-    /// Closes the file behind a descriptor as if its program had died; answers whether there is one.
+    /// Closes the file behind a descriptor as if its program had died; returns whether there is one.
     pub(crate) fn kill(&mut self, fd: BorrowedFd<'_>, now: u64) -> bool {
         if let Some(file) = self.file_behind(fd) {
             if let Ok(device) = self.file(file).map(|file| file.device) {
@@ -383,7 +383,7 @@ impl Kernel {
         self.cm.kill(now, fd)
     }
 
-    /// Destroys the objects of a file, of which no more can be made, and ends its completion channels.
+    /// Destroys the objects of a file, which can create no new ones then, and ends its completion channels.
     fn disassociate(&mut self, id: FileId) {
         let Some(file) = self.files.get(&id).filter(|file| !file.is_disassociated) else { return };
         let left = file.objects.keys().copied().collect();
@@ -411,7 +411,7 @@ impl Kernel {
 
     /// Destroys all objects of a file.
     fn destroy_all(&mut self, id: FileId) {
-        // While the regions are there that its requests name.
+        // Before the regions are gone that its requests name.
         self.write_history();
         let Some(file) = self.files.get(&id) else { return };
         let mut handles: Vec<_> =
@@ -454,8 +454,8 @@ impl Kernel {
         Some(id)
     }
 
-    /// A handle was dropped. The last one closes the file, unless the program has descriptors of it, of which a
-    /// handle can be made again.
+    /// Drops a handle. The last one closes the file, unless the program has descriptors of it, from which it can make a
+    /// handle again.
     pub(crate) fn release(&mut self, id: FileId, now: u64) {
         if let Some(file) = self.files.get_mut(&id) {
             file.handles -= 1;
@@ -463,7 +463,7 @@ impl Kernel {
         self.close_orphans(now);
     }
 
-    /// Closes files of which no handle and no descriptor is left, those of the connection manager among them.
+    /// Closes files without a handle and without a descriptor, also those of the connection manager.
     pub(crate) fn close_orphans(&mut self, now: u64) {
         self.cm.close_orphans(now);
         let is_closed = |file: &OpenFile| file.handles == 0 && is_hung_up(&file.ours);
@@ -543,7 +543,7 @@ impl Kernel {
         let found = all.clone().find(|known| (known.object, known.method) == (object, method));
         let found = found.ok_or(Errno::PROTONOSUPPORT)?;
         call.check_known(found.attrs)?;
-        // Objects that are gone can still be asked to go, those of a driver excepted: `uverbs_disassociate_api`.
+        // Objects that are gone can still be destroyed, except those of a driver: `uverbs_disassociate_api`.
         let verb = Verb::of_method(object, method);
         let of_driver = matches!(object, MLX5_IB_OBJECT_UAR | MLX5_IB_OBJECT_VAR);
         if verb != Some(Verb::Destroy) || of_driver {
@@ -807,7 +807,7 @@ impl Kernel {
         self.take_events_of(file)
     }
 
-    /// Passes on the events of a file's device before the object that some of them are about is forgotten.
+    /// Reports the events of a file's device before the object of some of them is forgotten.
     fn take_events_of(&mut self, file: FileId) -> Result<()> {
         let device = self.file(file)?.device;
         let now = self.function(device).device().now();
@@ -815,7 +815,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Passes on the events of a device that are not lost or late; whether there were any.
+    /// Reports the events of a device that are neither lost nor late; returns whether there were any.
     fn take_events(&mut self, device: usize, now: u64) -> bool {
         let (rates, decisions) = (self.rates, &mut self.decisions);
         self.drivers[device].take_events(&mut self.switch, now, rates, decisions)
@@ -832,8 +832,7 @@ impl Kernel {
         Ok(Some(Place { reports: Reports { to, user_handle }, theirs: Some(theirs) }))
     }
 
-    /// Where an object is to report its events: to the file that the command names, or else to the first that was
-    /// made.
+    /// The event file of an object: the one that the command names, or else the first that was made.
     fn reports_events(&self, call: &Call<'_>, fd: u16, user_handle: u64) -> Result<Option<Place>> {
         if let Some(place) = self.reports(call, fd, user_handle)? {
             return Ok(Some(place));
@@ -853,7 +852,7 @@ impl Kernel {
         Ok(theirs)
     }
 
-    /// Has the devices record what they do, for the history.
+    /// Starts the recordings of the devices, for the history.
     pub(crate) fn record_history(&mut self, prints: Prints) {
         let history = History::new(prints);
         for device in 0..self.drivers.len() {
@@ -862,7 +861,7 @@ impl Kernel {
         self.history = Some(history);
     }
 
-    /// Does all that there is to do now; whether there was anything.
+    /// Does everything that is due; returns whether there was anything.
     pub(crate) fn run(&mut self, now: u64) -> bool {
         self.audit();
         let mut worked = false;
@@ -879,7 +878,7 @@ impl Kernel {
         }
     }
 
-    /// Passes on what the devices reported, and messages of the connection manager; whether there was anything.
+    /// Passes on the events of the devices and the messages of the connection manager; returns whether there were any.
     fn pass_on(&mut self, now: u64) -> bool {
         let mut worked = false;
         for device in 0..self.drivers.len() {
@@ -909,7 +908,7 @@ impl Kernel {
     }
 
     /// Does one thing: serves a queue that the seed chooses for one request, or passes messages of the connection
-    /// manager on. Answers how many nanoseconds it took; `None` if there was nothing to do.
+    /// manager on. Returns how many nanoseconds it took; `None` if there was nothing to do.
     pub(crate) fn step(&mut self, now: u64) -> Option<u64> {
         /// The most nanoseconds that a step takes.
         const LONGEST_STEP: u64 = 2_000;
@@ -945,7 +944,7 @@ impl Kernel {
         self.switch.deadline().into_iter().chain(self.cm.deadline()).chain(late).min()
     }
 
-    /// Whether a record waits for room in an event file, which the program makes without a call.
+    /// Whether a record waits for room in an event file: the program makes room without a call.
     pub(crate) fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
     }
@@ -963,7 +962,7 @@ fn first_free<K: Copy + Ord + Into<u64> + TryFrom<u64>, V>(taken: &BTreeMap<K, V
     K::try_from(free).unwrap_or(first)
 }
 
-/// Where an object is to report that is not made yet, with a duplicate of the program's end.
+/// The event file of an object that is not made yet, with a duplicate of the program's end.
 struct Place {
     reports: Reports,
     theirs: Option<OwnedFd>,
@@ -977,7 +976,7 @@ impl Place {
     }
 }
 
-/// No longer reports to an event file.
+/// Ends the reports of an object to its event file.
 fn end_reports(reports: Option<Reports>) {
     if let Some(Reports { to, user_handle }) = reports {
         // Both kinds of records begin with the number of the object.

@@ -13,7 +13,7 @@ mod driver;
 mod events;
 mod fabric;
 mod faults;
-#[allow(unsafe_code, reason = "what a file promises to the library")]
+#[allow(unsafe_code, reason = "promises of a file to the library")]
 mod file;
 mod history;
 mod kernel;

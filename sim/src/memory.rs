@@ -1,7 +1,7 @@
-//! Memory of the process: what commands name by address, and pages that the kernel shows to the program.
+//! Memory of the process: ranges that commands name by address, and pages that the program maps.
 //!
 //! Pairs with `copy_from_user`, `copy_to_user` and `alloc_page`. Beside [`file`](crate::file) this is the only
-//! module with `unsafe`. What the device reads and writes by DMA goes through `uverbs_connectx::guest`.
+//! module with `unsafe`. DMA of the device goes through `uverbs_connectx::guest`.
 
 use crate::call::is_capable;
 use crate::events::{Inode, inode};
@@ -86,8 +86,8 @@ impl User<'_> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is nothing of it, or more than 2^32 - 1 pages, `EFAULT` unless all of it is mapped that way, `ENOMEM` if the process
-    /// may not lock as much, and `EPERM` if it may lock nothing: those of `ib_umem_get`.
+    /// Those of `ib_umem_get`: `EINVAL` if the range is empty or has more than 2^32 - 1 pages, `EFAULT` unless all of
+    /// it is mapped that way, `ENOMEM` if the process may not lock as much, and `EPERM` if it may lock nothing.
     pub(crate) fn lend(
         &self,
         memory: &mut GuestMemory,
@@ -323,7 +323,7 @@ impl Drop for Pages {
     }
 }
 
-/// The process that made it, as told apart from its children of `fork` without a system call where the kernel can
+/// The process that made a fabric. Its children of `fork` are told apart without a system call where the kernel can
 /// wipe a page in them (`MADV_WIPEONFORK`, Linux 4.14).
 #[derive(Debug)]
 pub(crate) struct Birthplace {

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 pub use uverbs_connectx::options::Limits;
 use uverbs_connectx::options::{Options, PortType};
 
-/// A device of a fabric: its name, its addresses, and what it can do.
+/// A device of a fabric: its name, its addresses, and its capabilities.
 ///
-/// [`Profile::new`] is an emulated ConnectX-5 with all that it has. The other methods take away.
+/// [`Profile::new`] is an emulated ConnectX-5 with all its capabilities. Other methods take some away.
 ///
 /// A device has one port, as each PCI function has since ConnectX-4: a card with two ports is two devices.
 #[derive(Clone, Debug, Default)]
@@ -57,8 +57,8 @@ impl Profile {
         self
     }
 
-    /// Limits that a test reaches in a moment: 16 protection domains, queues of each kind, 64 memory keys, queues of 64
-    /// WQEBBs, 255 completions, and 2 reads or atomics in flight.
+    /// Limits so low that a test reaches them quickly: 16 protection domains, queues of each kind, 64 memory keys,
+    /// queues of 64 WQEBBs, 255 completions, and 2 reads or atomics in flight.
     pub fn small(self) -> Profile {
         self.limits(Limits::SMALL)
     }

@@ -28,7 +28,7 @@ impl Decisions {
         self.next() % bound
     }
 
-    /// Whether something of which a share of all cases happens does so now. Draws a decision unless the share is 0.
+    /// Draws whether an event that happens in this share of all cases happens now. Draws nothing if the share is 0.
     pub(crate) fn happens(&mut self, share: f64) -> bool {
         // A word's upper 53 bits, as a fraction.
         share > 0.0 && ((self.next() >> 11) as f64) < share * (1u64 << 53) as f64

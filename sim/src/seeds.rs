@@ -1,4 +1,4 @@
-//! A test with many seeds: which one fails, and how it is replayed.
+//! Runs of a test with many seeds, and the replay of a seed that fails.
 
 use crate::world::World;
 use std::any::Any;
@@ -37,7 +37,7 @@ pub(crate) fn note(world: &Arc<World>) {
 }
 
 impl Prints {
-    /// That of a fabric which this thread makes.
+    /// The value for a fabric that this thread makes.
     pub(crate) fn here() -> Prints {
         PRINTS.get()
     }
@@ -54,9 +54,9 @@ impl Prints {
 
 /// Runs a test with each seed of a range, until one fails: the test panics or returns an error.
 ///
-/// Of the seed that fails, standard error has the number, the history of a second run ([`Fabric::history`]), and the
-/// command that replays it: with the environment variable `UVERBS_SIM_SEED` that seed alone is run, whether it is in the
-/// range or not.
+/// For a seed that fails, standard error gets the number, the history of a second run ([`Fabric::history`]), and the
+/// command that replays it. The environment variable `UVERBS_SIM_SEED` runs its seed alone, whether it is in the range
+/// or not.
 ///
 /// ```
 /// use uverbs_sim::{Fabric, each_seed};
@@ -70,7 +70,7 @@ impl Prints {
 ///
 /// # Panics
 ///
-/// With what the test panicked with, or its error.
+/// With the message of the test's panic, or with its error.
 ///
 /// [`Fabric::history`]: crate::Fabric::history
 #[track_caller]
@@ -135,7 +135,7 @@ mod tests {
         each_seed(0..3, |_| Ok::<(), String>(()));
     }
 
-    /// A leak is what many tests are about, and their failure has a history, too.
+    /// Many tests look for a leak, and their failure has a history, too.
     #[test]
     fn a_fabric_that_the_second_run_leaves_behind_is_printed() {
         let mut left = Vec::new();

@@ -1,4 +1,4 @@
-//! Strictness: what a program does wrong and hardware would not tell.
+//! Strictness: mistakes of a program that hardware does not report.
 
 use crate::kernel::Kernel;
 use std::fmt;

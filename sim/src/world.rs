@@ -1,7 +1,7 @@
-//! The world of a fabric: its kernel behind one lock, its clock, and who runs the device.
+//! The world of a fabric: its kernel behind one lock, its clock, and the threads that run the device.
 //!
-//! *Trapped*: a ring runs the device in the thread that rings, and a thread of the world sleeps until the next
-//! timer. *Stepped*: nothing runs but in polls, waits and steps, and time is virtual.
+//! *Trapped*: a doorbell runs the device in the thread that rings it, and a thread of the world sleeps until the next
+//! timer. *Stepped*: the device runs only in polls, waits and steps, and time is virtual.
 
 use crate::call::Result;
 use crate::driver::Driver;
@@ -24,35 +24,35 @@ use std::time::{Duration, Instant};
 use uverbs_host::{HostDevice, HostFile, HostInterface, HostSystem, poll_until};
 use uverbs_uapi::device::rdma_driver_id;
 
-/// Who runs the device.
+/// The threads that run the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Mode {
     /// The thread that rings, and for timers a thread that sleeps meanwhile. Time is real.
     #[default]
     Trapped,
-    /// The thread that polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens. The
-    /// seed decides which queue is served next, and how long a step takes. Of several threads each steps the fabric
-    /// once, or calls it, before another waits: a wait that knows of no other thread gives none time. Runs of several
-    /// threads do not repeat.
+    /// The thread that polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens.
+    /// The seed decides which queue is served next, and how long a step takes. With several threads, each has to step
+    /// or call the fabric once before another one waits: a wait leaves time only to threads that the fabric knows. Runs
+    /// of several threads do not repeat.
     Stepped {
         /// The same seed makes the same decisions.
         seed: u64,
     },
 }
 
-/// How long a wait leaves the processor to the program's other threads, in real time, before a timer is due.
+/// Real time that a wait leaves to the program's other threads before it moves to the next timer.
 const COURTESY: Duration = Duration::from_millis(20);
-/// The same before its deadline comes, if no timer is due earlier.
+/// The same before it moves to its deadline, if no timer is due earlier.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a wait without a deadline does so, before it says that nothing can end it.
+/// The same before a wait without a deadline returns `EDEADLK`, as nothing can end it.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long such a wait sleeps at a time.
+/// The sleep between two looks of such a wait.
 const NAP: Duration = Duration::from_micros(100);
 
 /// Nanoseconds that the thread of timers sleeps at least.
 const BREATH: u64 = 1_000;
-/// Nanoseconds after which a file of events that was full is looked at again.
+/// Nanoseconds after which the kernel tries an event file again that was full.
 const CROWDED: u64 = 1_000_000;
 
 thread_local! {
@@ -300,8 +300,8 @@ impl World {
         }
     }
 
-    /// Does what there is to do, and has the timer's thread wake when the next timer is due, one of the call before
-    /// among them; whether there was anything to do.
+    /// Does everything that is due, and lets the timer's thread wake when the next timer is due. Returns whether there
+    /// was anything to do.
     fn run_trapped(&self, kernel: &mut Kernel, now: u64) -> bool {
         let worked = kernel.run(now);
         let due = self.due(kernel);
@@ -329,7 +329,7 @@ impl World {
                     world.armed.store(due, Ordering::Relaxed);
                     due
                 };
-                // Calls of the program come between, however late this is.
+                // Leaves the program time for calls between two runs, however late the timer is.
                 let left = due.saturating_sub(world.nanoseconds()).max(BREATH);
                 drop(world);
                 match due {
@@ -344,7 +344,7 @@ impl World {
         }
     }
 
-    /// Does one thing that there is to do now; whether there was anything.
+    /// Does one thing that is due; returns whether there was any.
     pub(crate) fn step(&self) -> bool {
         let Ok(mut kernel) = self.kernel() else { return false };
         self.note_user();
@@ -421,8 +421,8 @@ impl World {
                 idle_since = None;
                 continue;
             }
-            // Nothing is to be done now. Another thread of the program may be about to do something; without one
-            // the next timer is the next that happens, then the deadline, and without a deadline nothing.
+            // There is nothing to do now, but another thread of the program may be about to do something. Without
+            // another thread, the next timer happens next, or else the deadline; without both the wait cannot end.
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
             let alone = !self.shared.load(Ordering::Relaxed);
             if (alone || idle >= COURTESY) && self.advance_to_timer(limit) {

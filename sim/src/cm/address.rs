@@ -21,7 +21,7 @@ impl Address {
         Address { ip, port }
     }
 
-    /// The address of none.
+    /// The unspecified address.
     pub(crate) fn unspecified() -> Address {
         Address::new(Ipv6Addr::UNSPECIFIED.into(), 0)
     }
@@ -42,8 +42,8 @@ impl Address {
         }
     }
 
-    /// Writes a `struct sockaddr_ib` of the port's GID, the partition, and the service id that the port space and the port
-    /// make; returns its length.
+    /// Writes a `struct sockaddr_ib` of the port's GID, the partition key, and the service ID of port space and port;
+    /// returns its length.
     pub(crate) fn encode_ib(&self, gid: Gid, pkey: u16, space: u16, to: &mut [u8; 128]) -> u16 {
         to.fill(0);
         let ip = if self.is_any() { Ipv6Addr::UNSPECIFIED.octets() } else { gid };
@@ -117,8 +117,8 @@ impl Address {
         matches!(self.ip, IpAddr::V6(ip) if ip.segments()[0] & 0xffc0 == 0xfe80)
     }
 
-    /// Whether a listener at this address hears requests to a GID because it is bound to no address: one of IPv6
-    /// hears those to IPv4 addresses, too, unless it is to hear its own `family_alone`.
+    /// Whether a listener at this address hears requests to a GID because the address is unspecified. An unspecified
+    /// IPv6 address hears requests to IPv4 addresses, too, unless `family_alone`.
     pub(crate) fn hears_all(&self, at: &Gid, family_alone: bool) -> bool {
         let v4 = Address::of_gid(at, 0).ip.is_ipv4();
         self.is_any() && (v4 == self.ip.is_ipv4() || self.ip.is_ipv6() && !family_alone)

@@ -1,7 +1,7 @@
 //! The state machine of a connection: no socket, no clock, no thread.
 //!
-//! Pairs with `core/cm.c`. Messages and the time come in as arguments; messages to send and what to report go
-//! out as values. A message that needs an answer is sent again until the answer comes.
+//! Pairs with `core/cm.c`. Messages and the time come in as arguments; messages to send and events to report go out as
+//! values. A message that needs an answer is sent again until the answer comes.
 //!
 //! ```text
 //!           connect           REQ received
@@ -156,7 +156,7 @@ impl Connection {
         output
     }
 
-    /// Accepts a request; `false` if there is none any more.
+    /// Accepts a request; `None` if the request is gone.
     pub(crate) fn accept(&mut self, now: u64, mut side: Side) -> Option<Output> {
         if self.state != State::ReqReceived {
             return None;
@@ -208,8 +208,8 @@ impl Connection {
         Some(output)
     }
 
-    /// Whether its queue pair may be initialised, as `cm_init_qp_init_attr` has it: a handshake or a connection is
-    /// there.
+    /// Whether its queue pair may be initialised, as in `cm_init_qp_init_attr`: a handshake is under way, or the
+    /// connection is established.
     pub(crate) fn is_alive(&self) -> bool {
         matches!(
             self.state,
@@ -221,7 +221,7 @@ impl Connection {
         )
     }
 
-    /// Lets go of the connection, whatever its state, as `cm_destroy_id`.
+    /// Destroys the connection in any state, as `cm_destroy_id`.
     pub(crate) fn destroy(&mut self, now: u64) -> Output {
         match self.state {
             State::ReqSent => self.reject(REJ_TIMEOUT, Vec::new()),
@@ -293,7 +293,7 @@ impl Connection {
         self.due
     }
 
-    /// Takes that the deadline has come.
+    /// If the deadline has come, sends the pending message again, gives up, or ends TIMEWAIT.
     pub(crate) fn timeout(&mut self, now: u64) -> Output {
         let mut output = Output::default();
         if self.due.is_none_or(|due| now < due) {

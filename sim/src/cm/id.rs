@@ -43,22 +43,22 @@ pub(super) enum IdState {
     Listening,
 }
 
-/// The part that an id plays.
+/// The role of an id.
 #[derive(Debug)]
 pub(super) enum Role {
     None,
-    /// It takes requests, so many more before the program reads one.
+    /// It listens, and takes `room` more requests before the program reads one.
     Listener {
         room: u32,
     },
     Connected(Connection),
-    /// It asks a datagram service, and asks again when it is due.
+    /// It has asked a datagram service, and repeats the request when `due`.
     Asking {
         message: Message,
         left: u8,
         due: u64,
     },
-    /// A datagram service is asked.
+    /// It has received a request for a datagram service.
     Asked {
         request: Message,
     },
@@ -74,7 +74,7 @@ pub(super) enum Param {
     None,
     /// Of a connection, with the room for private data in the message that brought it.
     Conn(Side, usize),
-    /// Of datagrams: where to send them.
+    /// Of datagrams: their destination.
     Ud {
         vector: Option<ib_uverbs_ah_attr>,
         qpn: u32,
@@ -184,7 +184,7 @@ impl Id {
         }
     }
 
-    /// When the id has something to do.
+    /// When the next timer of the id is due.
     pub(super) fn deadline(&self) -> Option<u64> {
         match &self.role {
             Role::Connected(connection) => connection.deadline(),

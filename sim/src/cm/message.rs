@@ -1,12 +1,12 @@
 //! Messages of the connection manager, as values.
 //!
 //! Pairs with chapter 12 of the InfiniBand specification and `core/cm_msgs.h`. A message travels between the
-//! ports of a fabric; nothing here says how its bytes lie.
+//! ports of a fabric as a value; this module does not encode it.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 
-/// An end of a connection: an IP address, as a GID of RoCE has it. On InfiniBand it is not the port's GID.
+/// The address of an end: its IP address as a GID, as RoCE has it. On InfiniBand it is not the port's GID.
 pub(crate) type Gid = [u8; 16];
 
 /// Private data of a message.
@@ -35,7 +35,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// The parameters as the other side sees them: what one side asks, the other answers.
+    /// The parameters as the other side sees them: responder resources and initiator depth change places.
     pub(crate) fn mirrored(&self) -> Side {
         Side {
             responder_resources: self.initiator_depth,

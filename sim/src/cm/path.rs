@@ -1,7 +1,7 @@
-//! Path records: the way between two ports that a route has.
+//! Path records: the paths between two ports.
 //!
-//! Pairs with `path_rec_table` in `core/sa_query.c`, with `cma_resolve_iboe_route`, and with the subnet administrator,
-//! which is asked on InfiniBand and is the fabric here.
+//! Pairs with `path_rec_table` in `core/sa_query.c`, with `cma_resolve_iboe_route`, and with the subnet administrator
+//! of an InfiniBand subnet, whose part the fabric plays.
 
 use super::Ports;
 use super::message::Gid;
@@ -35,7 +35,7 @@ impl Path {
         self.0[54] & 0x3f
     }
 
-    /// How long a packet is under way at most: 4.096 µs · 2ⁿ.
+    /// The longest time that a packet is under way: 4.096 µs · 2ⁿ.
     pub(super) fn packet_life_time(&self) -> u8 {
         self.0[56] & 0x3f
     }
@@ -65,7 +65,7 @@ impl Ports<'_> {
         Some(Path(record))
     }
 
-    /// The address vector of a peer that has an address, from the GID with an index.
+    /// The address vector of the peer at address `to`, from the GID at `sgid_index`.
     pub(super) fn vector_to(&self, to: &Gid, sgid_index: usize, tos: u8) -> ib_uverbs_ah_attr {
         let vector = ib_uverbs_ah_attr { port_num: 1, ..Default::default() };
         // Without a GRH within the subnet.

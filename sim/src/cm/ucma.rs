@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 type Result<T> = std::result::Result<T, Errno>;
 
-/// An event that waits to be read: its id, the number by which the program knows that, and what happened.
+/// An event that waits to be read: its id, the program's number for the id, and the event.
 type Queued = (u32, u64, Event);
 
 /// An open file: `struct ucma_file`.
@@ -115,7 +115,7 @@ impl Manager {
         self.files.entry(id).and_modify(|file| file.theirs = None);
     }
 
-    /// Closes files of which no handle and no descriptor is left.
+    /// Closes files without a handle and without a descriptor.
     pub(crate) fn close_orphans(&mut self, now: u64) {
         let is_closed = |file: &OpenCmFile| file.theirs.is_none() && is_hung_up(&file.ours);
         let closed = self.files.iter().filter(|(_, file)| is_closed(file));
@@ -142,7 +142,7 @@ impl Manager {
         }
     }
 
-    /// Ends a file as if its program had died; answers whether a descriptor leads to one.
+    /// Ends a file as if its program had died; returns whether the descriptor leads to one.
     pub(crate) fn kill(&mut self, now: u64, fd: BorrowedFd<'_>) -> bool {
         let Some(id) = self.file_behind(fd) else { return false };
         self.destroy_all(now, id);
@@ -359,7 +359,7 @@ impl Manager {
         Ok(())
     }
 
-    /// As `ucma_set_ib_path`: takes the first path that is good for all.
+    /// As `ucma_set_ib_path`: takes the first path that serves both directions, general management and data.
     fn set_ib_path(&mut self, number: u32, value: &[u8]) -> Result<()> {
         const FLAGS: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
         let mut paths = value.chunks_exact(size_of::<ib_path_rec_data>());
@@ -662,12 +662,12 @@ fn responder_resources(connection: &super::Connection) -> u8 {
     connection.own.responder_resources
 }
 
-/// Reads and atomics that this side may have under way.
+/// Reads and atomics that this side may have in flight.
 fn initiator_depth(connection: &super::Connection) -> u8 {
     connection.own.initiator_depth
 }
 
-/// How often a request is sent again: the connect request says so for both sides.
+/// Retries of a request: the connect request sets them for both sides.
 fn retries(connection: &super::Connection) -> u8 {
     connection.own.retry_count.max(connection.peer.retry_count)
 }

@@ -49,7 +49,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for addresses of two families, `ETIMEDOUT` for one that nobody has.
+    /// `EINVAL` for addresses of two families, `ETIMEDOUT` for an address that no interface has.
     pub(crate) fn resolve_from(&self, device: usize, own: u8, gid: [u8; 16]) -> Result<[u8; 6]> {
         let is_ipv4 = |gid: &[u8; 16]| gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
         let own = self.drivers[device].interface.gids.get(usize::from(own)).ok_or(Errno::INVAL)?;

@@ -1,4 +1,4 @@
-//! Contexts, and what is asked of the device as a whole.
+//! Contexts, and queries of the device as a whole.
 //!
 //! Pairs with `core/uverbs_std_types_device.c`, `mlx5_ib_alloc_ucontext` and `mlx5_ib_query_device`.
 

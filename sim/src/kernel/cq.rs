@@ -73,7 +73,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         || driver_part.cqe_comp_en != 0
         || given.contains(real_time)
     {
-        // After the memory was pinned.
+        // The driver refuses these only after it has pinned the memory.
         let bytes = u64::from(entries) * u64::from(driver_part.cqe_size);
         let ranges = [(driver_part.buf_addr, bytes, true), (driver_part.db_addr, RECORD, true)];
         let lent = kernel.lend(call, &ranges)?;
@@ -132,7 +132,7 @@ fn resize(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let entries = (request.cqe + 1).next_power_of_two();
     let (driver, _) = kernel.driver(call.file)?;
     if driver.cqs.get(&number).is_some_and(|cq| cq.entries == entries) {
-        // Nothing moves.
+        // The size stays the same.
         call.respond(&ib_uverbs_resize_cq_resp { cqe: entries - 1, reserved: 0 });
         return Ok(());
     }

@@ -48,7 +48,7 @@ pub(super) const MAX: u64 = uverbs_connectx::object::memic::MEMORY;
 /// Device memory that is allocated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceMemory {
-    /// Where it begins in BAR0.
+    /// Its offset in BAR0.
     pub(crate) start: u64,
     pub(crate) length: u64,
     /// The length that the device was asked for.
@@ -127,7 +127,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Where it begins in its first page.
+    /// Its offset in its first page.
     fn start_offset(&self) -> u64 {
         self.start % rustix::param::page_size() as u64
     }

@@ -1,4 +1,4 @@
-//! Rules for raw packets: which of them a queue pair receives, and which none does.
+//! Rules for raw packets: they lead packets to a queue pair, or drop them.
 //!
 //! Pairs with `ib_uverbs_ex_create_flow` and `hw/mlx5/fs.c`. Each priority has a table, and a packet that no entry
 //! of a table takes goes on to the next.
@@ -77,7 +77,7 @@ struct Group {
 struct Entry {
     value: Vec<u8>,
     act: Act,
-    /// Where packets go, with how many rules say so.
+    /// The TIRs that receive the packets, each with the number of its rules.
     tirs: BTreeMap<u32, usize>,
     /// Rules without a destination.
     others: usize,

@@ -37,7 +37,7 @@ pub(crate) enum Mapped {
     Bar { offset: u64, length: usize },
 }
 
-/// Held by each mapping of an entry: what is behind it is not given to others before the last one is gone.
+/// Held by each mapping of an entry: the resource behind the entry is not reused before the last mapping is gone.
 #[derive(Debug)]
 pub(crate) struct Lease;
 
@@ -48,7 +48,7 @@ pub(super) struct Entry {
     lease: Arc<Lease>,
 }
 
-/// Goes when its last mapping does.
+/// A resource that is freed with its last mapping.
 #[derive(Debug)]
 pub(crate) enum Leaving {
     Uar(u32),
@@ -66,7 +66,7 @@ impl Leaving {
     }
 }
 
-/// Where pages are that are shown to the program.
+/// The location of pages that the program maps.
 pub(crate) enum Shown {
     Pages(Arc<Pages>),
     /// Memory in BAR0, which stays as long as the kernel.
@@ -219,14 +219,14 @@ impl Kernel {
         let lease = self.lease(file, key)?;
         let file = self.file_mut(file)?;
         match lease.strong_count() {
-            // The entry's own.
+            // Only the entry itself holds the lease.
             1 => drop(file.mapped.remove(&key)),
             _ => file.unmapped.push(key),
         }
         Ok(())
     }
 
-    /// Ends an entry once the device has back what is behind it, or will have it with the last mapping.
+    /// Ends an entry, and gives its resource back to the device now or with the last mapping.
     pub(super) fn end_mapped(&mut self, file: FileId, key: u64, leaving: Leaving) -> Result<()> {
         let lease = self.lease(file, key)?;
         let (driver, switch) = self.driver(file)?;
@@ -237,7 +237,7 @@ impl Kernel {
         self.remove_mapped(file, key)
     }
 
-    /// Gives back what no mapping shows any more.
+    /// Gives back the resources whose last mapping is gone.
     pub(crate) fn reap(&mut self) {
         for file in self.files.values_mut() {
             let mapped = &mut file.mapped;
@@ -288,7 +288,7 @@ impl Kernel {
         bytes: &[u8],
     ) -> Result<()> {
         let page = offset / rustix::param::page_size() as u64;
-        // Memory needs no telling.
+        // A store to memory needs no action.
         let entry = self.file(file)?.mapped.get(&page);
         let Some(Mapped::Uars { first, .. }) = entry.map(|entry| &entry.mapped) else {
             return Ok(());

@@ -86,7 +86,7 @@ pub(super) const WRITES: &[Write] = &[
 pub(crate) struct Region {
     pub(crate) key: u32,
     pub(crate) length: u64,
-    /// The address that QUERY_MR tells: of device memory its place on the device.
+    /// The address that QUERY_MR returns; for device memory its place on the device.
     pub(super) iova: u64,
     start: u64,
     access: Access,
@@ -95,7 +95,7 @@ pub(crate) struct Region {
 
 /// Bytes of a page in a translation table.
 const PAGE: u64 = 4096;
-/// Translations of a region, the most for which no larger page is looked for.
+/// A region of at most this many translations gets no larger pages.
 const FEW: u64 = 64;
 /// Rights that the kernel knows, beside those that a device may ignore.
 const KNOWN: u32 = 0x3ff;
@@ -134,7 +134,7 @@ fn reg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Creates the mkey of a region of memory: where it begins, its first address in requests, its bytes.
+/// Creates the mkey of a region of memory, by its start, its first address in requests, and its bytes.
 fn make(
     kernel: &mut Kernel,
     call: &Call<'_>,
@@ -310,7 +310,7 @@ fn reg_dm(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Memory of another device, which a driver of Linux 7.2 and later takes only where the device pages on demand.
+/// Memory of another device, which the driver of Linux 7.2 and later accepts only on a device that pages on demand.
 fn reg_dmabuf(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let access = call.u64_if(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS).ok_or(Errno::INVAL)?;
     check_access(u32::try_from(access).map_err(|_| Errno::INVAL)?)?;
@@ -324,7 +324,7 @@ fn reg_dmabuf(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 /// `DMA_BUF_MAGIC` of `linux/magic.h`.
 const DMA_BUF_MAGIC: u64 = 0x444d_4142;
 
-/// Advice is for memory that is paged on demand.
+/// Advice is for memory that is paged on demand, which the device does not have.
 fn advise(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     kernel.pd(call.file, call.handle(UVERBS_ATTR_ADVISE_MR_PD_HANDLE)?)?;
     Err(Errno::OPNOTSUPP)

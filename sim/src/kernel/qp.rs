@@ -116,7 +116,7 @@ impl Kind {
     }
 }
 
-/// A queue pair that is asked for.
+/// The request for a queue pair, read and checked.
 pub(super) struct Asked {
     pub(super) kind: Kind,
     pub(super) driver_part: mlx5_ib_create_qp,
@@ -184,7 +184,7 @@ pub(super) fn has_raw_capability() -> bool {
     is_capable(rustix::thread::CapabilitySet::NET_RAW)
 }
 
-/// Refuses handles that are of no object, or of one of another kind, which comes before all values.
+/// Refuses handles of no object, or of an object of another kind: Linux checks handles before values.
 fn check_handles(kernel: &Kernel, call: &Call<'_>) -> Result<()> {
     let file = call.file;
     if let Some(handle) = call.handle_if(UVERBS_ATTR_CREATE_QP_PD_HANDLE) {
@@ -340,7 +340,8 @@ fn command(kernel: &mut Kernel, file: FileId, asked: &Asked) -> Result<(Vec<u8>,
     Ok((command, ranges))
 }
 
-/// Has short data come in the CQE, as `configure_responder_scat_cqe` and `configure_requester_scat_cqe`.
+/// Makes the device scatter short data to the CQE, as `configure_responder_scat_cqe` and
+/// `configure_requester_scat_cqe`.
 fn scatter_to_cqes(driver: &Driver, asked: &Asked, context: &mut Bits<qpc, &mut [u8]>) {
     let flags = mlx5_qp_flags::from_bits_retain(asked.driver_part.flags);
     if !flags.contains(mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE) {
@@ -394,11 +395,11 @@ fn state_of(firmware: u64) -> u8 {
     }
 }
 
-/// A queue pair as firmware tells it.
+/// The context of a queue pair, as firmware returns it.
 type Context = Bits<qpc, Vec<u8>>;
 
 impl Driver {
-    /// Asks firmware for the context of a queue pair, and keeps its state. One for raw packets has none.
+    /// Queries the context of a queue pair, and keeps its state. A raw packet queue pair has no context.
     fn see(&mut self, switch: &mut super::Switch, number: u32) -> Result<(u8, Option<Context>)> {
         let qp = self.qps.get(&number).ok_or(Errno::INVAL)?;
         let (state, context) = match &qp.raw {
@@ -452,7 +453,7 @@ pub(super) fn changed(kernel: &Kernel, call: &Call<'_>, verb: Verb) -> Option<St
     })
 }
 
-/// The attributes of a type, as `modify_qp_mask`: those of the other end are left out.
+/// The attributes of a type, as `modify_qp_mask`: an end of XRC ignores those of the other end.
 fn mask_of(kind: Kind, given: u32) -> Mask {
     let given = Mask::from_bits_retain(given);
     match kind {

@@ -47,7 +47,7 @@ const CYCLIC: u64 = 1;
 /// Bits of a buffer's beginning in the context of a work queue.
 const OFFSET_BITS: u32 = 5;
 
-/// Creates one; returns its number, what it lends to the device, and its parts.
+/// Creates a raw packet queue pair; returns its number, the ranges that it lends to the device, and its queues.
 pub(super) fn create(
     kernel: &mut Kernel,
     call: &Call<'_>,
@@ -159,7 +159,7 @@ impl RawQp {
         Ok(())
     }
 
-    /// The state of the queue pair, by those of its queues; `last` is what was set last.
+    /// The state of the queue pair, by those of its queues; `last` is the state that was set last.
     pub(super) fn state(&self, driver: &Driver, switch: &mut Switch, last: u8) -> Result<u8> {
         let rq = self.rq.map(|part| part.state(driver, switch)).transpose()?;
         let sq = self.sq.map(|part| part.state(driver, switch)).transpose()?;
@@ -269,8 +269,7 @@ fn receive_queue(asked: &Asked) -> Result<Vec<u8>> {
     Ok(command)
 }
 
-/// CREATE_TIR: what arrives there goes to one queue, and nothing that the context itself sent unless it asks
-/// for that.
+/// CREATE_TIR: packets go to one queue. Packets that the context itself sent are left out, unless it asks for them.
 fn receiver(asked: &Asked, rq: u32, domain: u32) -> Vec<u8> {
     const BLOCK_UNICAST: u64 = 1;
     const BLOCK_MULTICAST: u64 = 2;

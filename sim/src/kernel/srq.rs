@@ -55,7 +55,7 @@ pub(super) const MAX_SGE: u32 = 31;
 const SEGMENT: u32 = 16;
 
 fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
-    // Handles come before all values.
+    // Linux checks handles before values.
     let pd_handle = call.handle(UVERBS_ATTR_CREATE_SRQ_PD_HANDLE)?;
     let pd = kernel.pd(call.file, pd_handle)?;
     let kind = call.u64_if(UVERBS_ATTR_CREATE_SRQ_TYPE).ok_or(Errno::INVAL)? as u32;

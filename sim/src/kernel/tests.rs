@@ -247,7 +247,7 @@ fn a_raw_queue_pair_that_is_refused_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_firmware_keeps_is_given_back_by_the_next_call() {
+fn an_object_that_firmware_does_not_free_is_freed_by_the_next_call() {
     const BUSY: u8 = 6;
     let mut bench = Bench::new();
     let before = bench.census();

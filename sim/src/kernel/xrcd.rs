@@ -25,7 +25,7 @@ type Inode = (u64, u64);
 /// A domain of the device.
 #[derive(Debug)]
 pub(crate) struct Xrcd {
-    /// The file that names it, which stays open meanwhile, so that no other takes its number.
+    /// The file that names it. It stays open meanwhile, so that no other file gets its inode number.
     file: Option<(Inode, OwnedFd)>,
     openers: usize,
 }
