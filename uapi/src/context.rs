@@ -1,4 +1,4 @@
-//! A context, made on an open device file or asked of an inherited one.
+//! Contexts: creating one on an open device file, and querying an inherited one.
 //!
 //! `rdma/ib_user_verbs.h`, `rdma/ib_user_ioctl_cmds.h`, `rdma/ib_user_ioctl_verbs.h`.
 
@@ -13,7 +13,7 @@ layouts! {
         response: u64 = 0,
     }
 
-    /// Answer of `IB_USER_VERBS_CMD_GET_CONTEXT`, which makes the event file too.
+    /// Answer of `IB_USER_VERBS_CMD_GET_CONTEXT`, which creates the event file too.
     struct ib_uverbs_get_context_resp[8] {
         async_fd: u32 = 0,
         num_comp_vectors: u32 = 4,

@@ -1,4 +1,4 @@
-//! Completion queues. What they carry is in [`wc`](crate::wc).
+//! Completion queues. Their completions are in [`wc`](crate::wc).
 //!
 //! `rdma/ib_user_verbs.h`, `rdma/ib_user_ioctl_cmds.h`.
 
@@ -75,7 +75,7 @@ layouts! {
         solicited_only: u32 = 4,
     }
 
-    /// When a completion queue raises events: after `cq_count` completions or `cq_period`
+    /// The moderation of a completion queue: it raises an event after `cq_count` completions or `cq_period`
     /// microseconds.
     struct ib_uverbs_cq_moderation[4] {
         cq_count: u16 = 0,

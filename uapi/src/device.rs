@@ -1,4 +1,4 @@
-//! The device object: limits, capabilities, and the methods that are about the device as a whole.
+//! The device object: limits, capabilities, and the methods of the device as a whole.
 //!
 //! `rdma/ib_user_verbs.h`, `rdma/ib_user_ioctl_cmds.h`, `rdma/ib_user_ioctl_verbs.h`.
 
@@ -66,8 +66,7 @@ layouts! {
         reserved: u32 = 4,
     }
 
-    /// Which operations may hit on-demand memory, per transport: bits of
-    /// [`ib_uverbs_odp_transport_cap_bits`].
+    /// The operations that may hit on-demand memory, per transport: bits of [`ib_uverbs_odp_transport_cap_bits`].
     struct ib_uverbs_odp_caps_per_transport[12] of "ib_uverbs_odp_caps.per_transport_caps" {
         rc_odp_caps: u32 = 0,
         uc_odp_caps: u32 = 4,
@@ -106,8 +105,8 @@ layouts! {
         reserved: u32 = 4,
     }
 
-    /// Answer of `IB_USER_VERBS_EX_CMD_QUERY_DEVICE`. `response_length` says how much of it the
-    /// kernel wrote; `hca_core_clock` is in kHz.
+    /// Answer of `IB_USER_VERBS_EX_CMD_QUERY_DEVICE`. `response_length` is the number of bytes that the kernel wrote;
+    /// `hca_core_clock` is in kHz.
     struct ib_uverbs_ex_query_device_resp[304] {
         base: ib_uverbs_query_device_resp = 0,
         comp_mask: u32 = 176,
@@ -260,7 +259,7 @@ flag_sets! {
 open_enums! {
     const ATOMICS = "rdma/ib_verbs.h";
 
-    /// Against whom atomics of a device are atomic.
+    /// The scope in which atomics of a device are atomic.
     enum ib_atomic_cap: u32 {
         IB_ATOMIC_NONE = 0,
         IB_ATOMIC_HCA = 1,

@@ -1,4 +1,4 @@
-//! DMA handles: hints for where a device's writes go (Linux 6.17). `rdma/ib_user_ioctl_cmds.h`.
+//! DMA handles: hints for the placement of a device's writes (Linux 6.17). `rdma/ib_user_ioctl_cmds.h`.
 
 use crate::enumeration::ids;
 

@@ -1,9 +1,9 @@
 //! Changes between kernels: items of this crate that older kernels do not have, or have under
 //! another name.
 //!
-//! Everything that is not listed here is the same on all kernels since 6.1. The comparison with a
-//! kernel's type information takes the table at its word in both directions: an item that is there
-//! before its time is as wrong as one that is missing.
+//! Everything that is not listed here is the same on all kernels since 6.1. The comparison with a kernel's type
+//! information checks the table in both directions: an item that a kernel has too early is as wrong as one that is
+//! missing.
 
 /// A kernel version: major, minor.
 pub type Version = (u32, u32);
@@ -18,8 +18,8 @@ pub struct Change {
     pub absent_in: Version,
     /// The oldest kernel known to have them.
     pub present_in: Version,
-    /// Structs, fields (`struct.field`) and enumerators. An older kernel has no such struct or
-    /// enumerator; of such a field, nothing or reserved bytes.
+    /// Structs, fields (`struct.field`) and enumerators. An older kernel has no such struct or enumerator; in place of
+    /// such a field it has nothing, or reserved bytes.
     pub items: &'static [&'static str],
 }
 
@@ -250,7 +250,7 @@ pub const RENAMES: &[Rename] = &[Rename {
     ],
 }];
 
-/// How a kernel has an item of this crate.
+/// The state of an item of this crate in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// As it is declared here.
@@ -261,7 +261,7 @@ pub enum State {
     Named(&'static str),
 }
 
-/// How a kernel of this version has an item; two answers for a version between those compared, the
+/// The state of an item in a kernel of this version. There are two answers for a version between those compared, the
 /// older first.
 pub fn states(item: &str, version: Version) -> (State, State) {
     let pick = |old_in: Version, new_in: Version, old: State| {

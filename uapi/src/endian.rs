@@ -33,13 +33,13 @@ macro_rules! big_endian {
                 $native::from_be(self.0)
             }
 
-            /// The word as it lies in memory: what a single load or store moves.
+            /// The word as it lies in memory, for a single load or store.
             #[inline]
             pub const fn to_bits(self) -> $native {
                 self.0
             }
 
-            /// Takes a word as it was loaded from memory, without swapping it.
+            /// Takes a word from a single load of memory, without swapping it.
             #[inline]
             pub const fn from_bits(bits: $native) -> Self {
                 Self(bits)

@@ -1,8 +1,8 @@
-//! How the kernel's numbers are declared: ids as constants, enums as open newtypes, flag sets as
-//! bitflags, and each of them as a description of itself.
+//! Declarations of the kernel's numbers: ids as constants, enums as open newtypes, flag sets as bitflags, and each of
+//! them as a description of itself.
 //!
-//! Like [`layout`](crate::layout) for structs: the declarations are compared by name with the
-//! type information of a running kernel.
+//! As with [`layout`](crate::layout) for structs, a test compares the declarations by name with the type information of
+//! a running kernel.
 
 /// One enumerator of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -250,7 +250,7 @@ open_enums! {
 open_enums! {
     const ATTR_TYPES = "rdma/ib_verbs.h";
 
-    /// The packets that a rule takes.
+    /// The kind of a rule: the packets that it takes.
     enum ib_flow_attr_type: u32 {
         IB_FLOW_ATTR_NORMAL = 0,
         IB_FLOW_ATTR_ALL_DEFAULT = 1,

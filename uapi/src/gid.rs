@@ -40,7 +40,7 @@ ids! {
 open_enums! {
     const TYPES = "rdma/ib_user_ioctl_verbs.h";
 
-    /// How a GID is used on the wire.
+    /// The protocol on the wire of packets with a GID.
     enum ib_uverbs_gid_type: u32 {
         IB_UVERBS_GID_TYPE_IB = 0,
         IB_UVERBS_GID_TYPE_ROCE_V1 = 1,

@@ -29,8 +29,7 @@ ids! {
     const FLAGS = "rdma/rdma_user_ioctl_cmds.h";
 
     enum _: u16 {
-        /// The caller needs this attribute understood: an unknown one is then `EPROTONOSUPPORT`
-        /// instead of being ignored.
+        /// The kernel must know this attribute: an unknown one is then `EPROTONOSUPPORT` instead of being ignored.
         UVERBS_ATTR_F_MANDATORY = 1 << 0,
         /// Set by the kernel in the caller's array on an output that it wrote.
         UVERBS_ATTR_F_VALID_OUTPUT = 1 << 1,

@@ -1,8 +1,8 @@
-//! How a struct of the ABI is declared: once, as a Rust type and as a description of itself.
+//! Declarations of the ABI's structs: each one once, as a Rust type and as a description of itself.
 //!
 //! The macro `layouts!` writes the type with its derives, asserts size and offsets at compile time,
-//! and leaves a [`Layout`] behind. A test compares these descriptions with the type information of
-//! a running kernel, so what the assertions pin is the kernel's layout and not our reading of it.
+//! and leaves a [`Layout`] behind. A test compares these descriptions with the type information of a running kernel, so
+//! the assertions pin the kernel's layout and not our reading of it.
 
 /// One field of a struct of the ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Layout {
     pub header: &'static str,
     /// The name of the Rust type.
     pub name: &'static str,
-    /// The kernel's struct, followed by the members that lead to the part that this type is.
+    /// The kernel's struct, followed by the members that lead to this type's part of it.
     ///
     /// Equal to `name`, except for an arm of a union: `rxe_send_wr.wr.rdma`.
     pub kernel: &'static str,

@@ -43,7 +43,7 @@ ids! {
         RDMA_NL_RSVD = 3,
         /// Client of local services (path resolution).
         RDMA_NL_LS = 4,
-        /// Client of everything about devices.
+        /// Client of all requests about devices.
         RDMA_NL_NLDEV = 5,
     }
 
@@ -239,7 +239,7 @@ ids! {
         RDMA_NLDEV_ATTR_NDEV_INDEX = 50,
         /// String: its name.
         RDMA_NLDEV_ATTR_NDEV_NAME = 51,
-        /// Nest of what the driver adds.
+        /// Nest of the attributes that the driver adds.
         RDMA_NLDEV_ATTR_DRIVER = 52,
         /// Nest: one key and value of the driver's.
         RDMA_NLDEV_ATTR_DRIVER_ENTRY = 53,
@@ -273,7 +273,7 @@ ids! {
         RDMA_NLDEV_ATTR_DEV_PROTOCOL = 67,
         /// `u32`: file descriptor of a network namespace.
         RDMA_NLDEV_NET_NS_FD = 68,
-        /// String: which client is asked for, "uverbs", "umad"…
+        /// String: the client, "uverbs", "umad"…
         RDMA_NLDEV_ATTR_CHARDEV_TYPE = 69,
         /// String: name of the node, without directory.
         RDMA_NLDEV_ATTR_CHARDEV_NAME = 70,
@@ -349,7 +349,7 @@ ids! {
         RDMA_NLDEV_ATTR_FRMR_POOLS = 105,
         /// Nest: one pool.
         RDMA_NLDEV_ATTR_FRMR_POOL_ENTRY = 106,
-        /// Nest: what the keys of a pool have in common.
+        /// Nest: the common properties of a pool's keys.
         RDMA_NLDEV_ATTR_FRMR_POOL_KEY = 107,
         /// `u8`.
         RDMA_NLDEV_ATTR_FRMR_POOL_KEY_ATS = 108,

@@ -230,7 +230,7 @@ layouts! {
 layouts! {
     const LAYOUTS_IOCTL = "rdma/ib_user_ioctl_verbs.h";
 
-    /// Capacities, asked for and answered by `UVERBS_METHOD_QP_CREATE`.
+    /// Capacities, in the request and in the answer of `UVERBS_METHOD_QP_CREATE`.
     struct ib_uverbs_qp_cap[20] {
         max_send_wr: u32 = 0,
         max_recv_wr: u32 = 4,

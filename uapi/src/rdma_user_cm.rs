@@ -1,11 +1,11 @@
 //! The connection manager: commands and events of `/dev/infiniband/rdma_cm`.
 //!
-//! `rdma/rdma_user_cm.h`, `rdma/ib_user_sa.h`; what events and rejections say is in the kernel's own
-//! `rdma/rdma_cm.h` and `rdma/ib_cm.h`, addresses in `linux/in.h`, `linux/in6.h` and `rdma/ib.h`.
+//! `rdma/rdma_user_cm.h`, `rdma/ib_user_sa.h`. The types of events and the reasons of rejections are in the kernel's
+//! own `rdma/rdma_cm.h` and `rdma/ib_cm.h`, addresses in `linux/in.h`, `linux/in6.h` and `rdma/ib.h`.
 //!
-//! A command is written to the file with `write(2)`: an [`rdma_ucm_cmd_hdr`] and the command's struct.
-//! What the kernel answers, it writes to the address in the field `response`. Where a field holds a
-//! socket address, its length decides how much of it counts.
+//! A command is written to the file with `write(2)`: an [`rdma_ucm_cmd_hdr`] and the command's struct. The kernel
+//! writes its answer to the address in the field `response`. Where a field holds a socket address, the kernel uses as
+//! many of its bytes as its length says.
 
 use crate::ah::ib_uverbs_ah_attr;
 use crate::endian::{Be16, Be32, Be64};
@@ -23,8 +23,8 @@ layouts! {
         out: u16 = 6,
     }
 
-    /// Command `RDMA_USER_CM_CMD_CREATE_ID`. Events of the id carry `uid`; with 0 there are none.
-    /// `qp_type` only counts in the port space `RDMA_PS_IB`.
+    /// Command `RDMA_USER_CM_CMD_CREATE_ID`. Events of the id carry `uid`; with 0 there are none. `qp_type` has an
+    /// effect in the port space `RDMA_PS_IB` alone.
     struct rdma_ucm_create_id[24] {
         uid: u64 = 0,
         response: u64 = 8,
@@ -91,8 +91,8 @@ layouts! {
         timeout_ms: u32 = 4,
     }
 
-    /// Commands `RDMA_USER_CM_CMD_QUERY`, where `option` says for what, and
-    /// `RDMA_USER_CM_CMD_QUERY_ROUTE`, where it is reserved.
+    /// Commands `RDMA_USER_CM_CMD_QUERY`, where `option` selects the answer, and `RDMA_USER_CM_CMD_QUERY_ROUTE`, where
+    /// it is reserved.
     struct rdma_ucm_query[16] {
         response: u64 = 0,
         id: u32 = 8,
@@ -128,22 +128,22 @@ layouts! {
         reserved1: u32 = 276,
     }
 
-    /// Begins the answer of `RDMA_USER_CM_CMD_QUERY` to `RDMA_USER_CM_QUERY_PATH`; as many
-    /// [`ib_path_rec_data`] follow as there is room for.
+    /// Begins the answer of `RDMA_USER_CM_CMD_QUERY` to `RDMA_USER_CM_QUERY_PATH`; as many [`ib_path_rec_data`] follow
+    /// as fit.
     struct rdma_ucm_query_path_resp[8] {
         num_paths: u32 = 0,
         reserved: u32 = 4,
     }
 
     /// Begins the answer of `RDMA_USER_CM_CMD_QUERY` to `RDMA_USER_CM_QUERY_IB_SERVICE`; as many
-    /// [`ib_user_service_rec`] follow as there is room for.
+    /// [`ib_user_service_rec`] follow as fit.
     struct rdma_ucm_query_ib_service_resp[8] {
         num_service_recs: u32 = 0,
         reserved: u32 = 4,
     }
 
-    /// Parameters of a connection, in commands and events. `valid` is 0 in an accept that only
-    /// confirms what a peer answered.
+    /// Parameters of a connection, in commands and events. `valid` is 0 in an accept that only confirms the reply of a
+    /// peer.
     struct rdma_ucm_conn_param[272] {
         qp_num: u32 = 0,
         qkey: u32 = 4,
@@ -168,7 +168,7 @@ layouts! {
         reserved: [u8; 7] = 297,
     }
 
-    /// Options of the vendor that both ends of a connection have in common.
+    /// The vendor's options of a connection (ECE) that both ends support.
     struct rdma_ucm_ece[8] {
         vendor_id: u32 = 0,
         attr_mod: u32 = 4,
@@ -212,8 +212,8 @@ layouts! {
         id: u32 = 0,
     }
 
-    /// Command `RDMA_USER_CM_CMD_INIT_QP_ATTR`; its answer is a
-    /// [`ib_uverbs_qp_attr`](crate::qp::ib_uverbs_qp_attr) for the state that was asked for.
+    /// Command `RDMA_USER_CM_CMD_INIT_QP_ATTR`; its answer is a [`ib_uverbs_qp_attr`](crate::qp::ib_uverbs_qp_attr) for
+    /// the state in the command.
     struct rdma_ucm_init_qp_attr[16] {
         response: u64 = 0,
         id: u32 = 8,
@@ -250,9 +250,8 @@ layouts! {
         response: u64 = 0,
     }
 
-    /// Answer of `RDMA_USER_CM_CMD_GET_EVENT`. `param` begins with a [`rdma_ucm_conn_param`], or for
-    /// datagrams with a [`rdma_ucm_ud_param`], or for events that were written with two words of 32
-    /// bits.
+    /// Answer of `RDMA_USER_CM_CMD_GET_EVENT`. `param` begins with a [`rdma_ucm_conn_param`], for datagrams with a
+    /// [`rdma_ucm_ud_param`], and for events of `RDMA_USER_CM_CMD_WRITE_CM_EVENT` with two words of 32 bits.
     struct rdma_ucm_event_resp[336] {
         uid: u64 = 0,
         id: u32 = 8,
@@ -272,8 +271,8 @@ layouts! {
         optlen: u32 = 20,
     }
 
-    /// Command `RDMA_USER_CM_CMD_MIGRATE_ID`: moves an id, and its events, from the file `fd` to the
-    /// one that the command is written to.
+    /// Command `RDMA_USER_CM_CMD_MIGRATE_ID`: moves an id, and its events, from the file `fd` to the file of the
+    /// command.
     struct rdma_ucm_migrate_id[16] {
         response: u64 = 0,
         id: u32 = 8,
@@ -300,8 +299,7 @@ layouts! {
         ibs: rdma_ucm_ib_service = 8,
     }
 
-    /// Command `RDMA_USER_CM_CMD_WRITE_CM_EVENT`: the program's own event, with the number that
-    /// `param` begins with.
+    /// Command `RDMA_USER_CM_CMD_WRITE_CM_EVENT`: the program's own event, with the number at the start of `param`.
     struct rdma_ucm_write_cm_event[320] {
         id: u32 = 0,
         reserved: u32 = 4,
@@ -314,7 +312,7 @@ layouts! {
 layouts! {
     const LAYOUTS_SA = "rdma/ib_user_sa.h";
 
-    /// A path record as it travels, with what it is good for.
+    /// A path record in wire format, with flags for its uses.
     struct ib_path_rec_data[72] {
         flags: u32 = 0,
         reserved: u32 = 4,
@@ -344,7 +342,7 @@ layouts! {
         preference: u8 = 63,
     }
 
-    /// What a subnet administrator knows of a service.
+    /// A service record of the subnet administrator.
     struct ib_user_service_rec[176] {
         id: Be64 = 0,
         gid: [u8; 16] = 8,
@@ -388,7 +386,7 @@ layouts! {
 layouts! {
     const LAYOUTS_IB = "rdma/ib.h";
 
-    /// A GID and service id of InfiniBand. `sib_sid_mask` says which bits of the service id count.
+    /// A GID and service id of InfiniBand. `sib_sid_mask` selects the bits of the service id that count.
     struct sockaddr_ib[48] {
         sib_family: u16 = 0,
         sib_pkey: Be16 = 2,
@@ -501,7 +499,7 @@ ids! {
 open_enums! {
     const PORT_SPACES = "rdma/rdma_user_cm.h";
 
-    /// Which kind of service a port number names; also decides the transport.
+    /// The kind of service that a port number names; also decides the transport.
     enum rdma_ucm_port_space: u16 {
         RDMA_PS_IPOIB = 0x0002,
         RDMA_PS_IB = 0x013f,
@@ -513,7 +511,7 @@ open_enums! {
 open_enums! {
     const EVENTS = "rdma/rdma_cm.h";
 
-    /// What happened to an id.
+    /// The type of an id's event.
     enum rdma_cm_event_type: u32 {
         RDMA_CM_EVENT_ADDR_RESOLVED = 0,
         RDMA_CM_EVENT_ADDR_ERROR = 1,
@@ -541,7 +539,7 @@ open_enums! {
 open_enums! {
     const REJECTIONS = "rdma/ib_cm.h";
 
-    /// Why a peer, or its kernel, rejected a connection: the `status` of the event.
+    /// The reason why a peer, or its kernel, rejected a connection: the `status` of the event.
     enum ib_cm_rej_reason: u32 {
         IB_CM_REJ_NO_QP = 1,
         IB_CM_REJ_NO_EEC = 2,
@@ -579,7 +577,7 @@ open_enums! {
         IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED = 35,
     }
 
-    /// Why a datagram service did not resolve: the `status` of the event.
+    /// The reason why a datagram service did not resolve: the `status` of the event.
     enum ib_cm_sidr_status: u32 {
         IB_SIDR_SUCCESS = 0,
         IB_SIDR_UNSUPPORTED = 1,

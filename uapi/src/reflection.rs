@@ -1,4 +1,4 @@
-//! Everything that this crate declares, as data: what the comparison with a kernel goes through.
+//! Everything that this crate declares, as data, for the comparison with a kernel.
 //!
 //! A declaration whose constant is missing here is reported by the compiler as dead code.
 

@@ -19,7 +19,7 @@ ids! {
 open_enums! {
     const NETWORK_TYPES = "rdma/rdma_user_rxe.h";
 
-    /// How an [`rxe_av`] is addressed.
+    /// The kind of address in an [`rxe_av`].
     enum rxe_network_type: u8 {
         RXE_NETWORK_TYPE_IPV4 = 1,
         RXE_NETWORK_TYPE_IPV6 = 2,
@@ -30,7 +30,7 @@ ids! {
     const WQE_STATES = "drivers/infiniband/sw/rxe/rxe_verbs.h";
 
     enum wqe_state: u32 {
-        /// The state in which a send request is handed over; the driver owns the field from then.
+        /// The initial state of a posted send request; the driver owns the field from then on.
         wqe_state_posted = 0,
         wqe_state_processing = 1,
         wqe_state_pending = 2,
@@ -42,7 +42,7 @@ ids! {
 layouts! {
     const LAYOUTS = "rdma/rdma_user_rxe.h";
 
-    /// Where to map a queue: `mmap` of `size` bytes at `offset` of the device file, once.
+    /// The location of a queue: `mmap` of `size` bytes at `offset` of the device file, once.
     struct mminfo[16] {
         offset: u64 = 0,
         size: u32 = 8,
@@ -78,8 +78,8 @@ layouts! {
         reserved: u32 = 20,
     }
 
-    /// The driver's part of resizing a shared receive queue: where in this process's memory it
-    /// writes the new [`mminfo`].
+    /// The driver's part of resizing a shared receive queue: the address in this process at which the driver writes the
+    /// new [`mminfo`].
     struct rxe_modify_srq_cmd[8] {
         mmap_info_addr: u64 = 0,
     }
@@ -114,7 +114,7 @@ layouts! {
         padding: u8 = 23,
     }
 
-    /// An address as a datagram request carries it for kernels that do not know `ah_num`.
+    /// The address in a datagram's request, for kernels that do not know `ah_num`.
     ///
     /// `sgid_addr` and `dgid_addr` hold a `sockaddr_in` or a `sockaddr_in6`.
     struct rxe_av[88] {

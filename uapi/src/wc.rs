@@ -48,7 +48,7 @@ open_enums! {
 open_enums! {
     const STATUSES = "rdma/ib_verbs.h";
 
-    /// How a request ended.
+    /// The status of a completed request.
     enum ib_wc_status: u32 {
         IB_WC_SUCCESS = 0,
         IB_WC_LOC_LEN_ERR = 1,

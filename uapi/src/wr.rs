@@ -58,8 +58,8 @@ layouts! {
         reserved: u32 = 12,
     }
 
-    /// Command `IB_USER_VERBS_CMD_POST_SEND`. Without requests it makes rxe look at its queue;
-    /// `wqe_size` must still be that of [`ib_uverbs_send_wr`].
+    /// Command `IB_USER_VERBS_CMD_POST_SEND`. Without requests it makes rxe process its queue; `wqe_size` must still be
+    /// that of [`ib_uverbs_send_wr`].
     struct ib_uverbs_post_send[24] {
         response: u64 = 0,
         qp_handle: u32 = 8,
@@ -130,7 +130,7 @@ open_enums! {
 flag_sets! {
     const FLUSH = "rdma/ib_user_verbs.h";
 
-    /// How far a flush pushes the data.
+    /// The placement of data that a flush guarantees: globally visible, or persistent.
     enum ib_placement_type: u32 {
         IB_FLUSH_GLOBAL = 1 << 0,
         IB_FLUSH_PERSISTENT = 1 << 1,

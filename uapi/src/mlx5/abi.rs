@@ -1,6 +1,6 @@
 //! The driver's part of the commands on protection domains, queues, windows and address handles.
 //!
-//! `rdma/mlx5-abi.h`. What goes with a context is in [`context`](super::context).
+//! `rdma/mlx5-abi.h`. The driver's part of a context is in [`context`](super::context).
 
 use crate::enumeration::flag_sets;
 use crate::layout::layouts;
@@ -78,7 +78,7 @@ layouts! {
         reserved: u16 = 54,
     }
 
-    /// Sent with creating a queue pair that spreads over an indirection table.
+    /// Sent with creating a queue pair that spreads packets over an indirection table.
     struct mlx5_ib_create_qp_rss[152] {
         rx_hash_fields_mask: u64 = 0,
         rx_hash_function: u8 = 8,
@@ -102,7 +102,7 @@ layouts! {
         tir_icm_addr: u64 = 32,
     }
 
-    /// How a paced queue may burst; sizes are in bytes.
+    /// Bursts of a paced queue; sizes are in bytes.
     struct mlx5_ib_burst_info[8] {
         max_burst_sz: u32 = 0,
         typical_pkt_sz: u16 = 4,
@@ -171,7 +171,7 @@ layouts! {
         reserved: [u8; 6] = 10,
     }
 
-    /// Which counter of a flow goes where.
+    /// A counter of a flow: the counted value, and its index in the counters object.
     struct mlx5_ib_flow_counters_desc[8] {
         description: u32 = 0,
         index: u32 = 4,

@@ -1,4 +1,4 @@
-//! The driver's part of making a context and of asking for a device's abilities; its clock page.
+//! The driver's part of creating a context and of querying a device's capabilities; its clock page.
 //!
 //! `rdma/mlx5-abi.h`, `rdma/mlx5_user_ioctl_verbs.h`.
 
@@ -61,14 +61,14 @@ layouts! {
         supported_qpts: u32 = 4,
     }
 
-    /// Abilities of receive-side scaling.
+    /// Capabilities of receive-side scaling.
     struct mlx5_ib_rss_caps[16] {
         rx_hash_fields_mask: u64 = 0,
         rx_hash_function: u8 = 8,
         reserved: [u8; 7] = 9,
     }
 
-    /// Abilities of completion compression.
+    /// Capabilities of completion compression.
     struct mlx5_ib_cqe_comp_caps[8] {
         max_num: u32 = 0,
         supported_format: u32 = 4,
@@ -83,7 +83,7 @@ layouts! {
         reserved: [u8; 3] = 13,
     }
 
-    /// Abilities of header parsing by software.
+    /// Capabilities of header parsing by software.
     struct mlx5_ib_sw_parsing_caps[8] {
         sw_parsing_offloads: u32 = 0,
         supported_qpts: u32 = 4,
@@ -123,8 +123,7 @@ layouts! {
         reg_c0: mlx5_ib_uapi_reg = 104,
     }
 
-    /// The page that turns device time into nanoseconds. An odd `sign` means that it is being
-    /// written.
+    /// The page that turns device time into nanoseconds. While `sign` is odd, the kernel is writing the page.
     struct mlx5_ib_clock_info[56] {
         sign: u32 = 0,
         resv: u32 = 4,
@@ -166,7 +165,7 @@ flag_sets! {
         MLX5_IB_ALLOC_UCTX_DEVX = 1 << 0,
     }
 
-    /// Fields of the response that are valid, and abilities (`comp_mask`).
+    /// Fields of the response that are valid, and capabilities (`comp_mask`).
     enum mlx5_ib_alloc_ucontext_resp_mask: u32 {
         MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET = 1 << 0,
         MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY = 1 << 1,
@@ -176,20 +175,20 @@ flag_sets! {
         MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_MKEY_UPDATE_TAG = 1 << 5,
     }
 
-    /// Abilities of sending several packets in one request.
+    /// Capabilities of sending several packets in one request.
     enum mlx5_ib_mpw_caps: u32 {
         MLX5_IB_ALLOW_MPW = 1 << 1,
         MLX5_IB_SUPPORT_EMPW = 1 << 2,
     }
 
-    /// Abilities of header parsing by software.
+    /// Capabilities of header parsing by software.
     enum mlx5_ib_sw_parsing_offloads: u32 {
         MLX5_IB_SW_PARSING = 1 << 0,
         MLX5_IB_SW_PARSING_CSUM = 1 << 1,
         MLX5_IB_SW_PARSING_LSO = 1 << 2,
     }
 
-    /// Abilities of a device (`flags`).
+    /// Capabilities of a device (`flags`).
     enum mlx5_ib_query_dev_resp_flags: u32 {
         MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_COMP = 1 << 0,
         MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD = 1 << 1,
@@ -198,7 +197,7 @@ flag_sets! {
         MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP = 1 << 4,
     }
 
-    /// Tunnels a device can look into.
+    /// Tunnels whose inner headers a device can parse.
     enum mlx5_ib_tunnel_offloads: u32 {
         MLX5_IB_TUNNELED_OFFLOADS_VXLAN = 1 << 0,
         MLX5_IB_TUNNELED_OFFLOADS_GRE = 1 << 1,
@@ -238,7 +237,7 @@ flag_sets! {
         MLX5_IB_CQE_RES_FORMAT_CSUM_STRIDX = 1 << 2,
     }
 
-    /// Abilities of packet pacing.
+    /// Capabilities of packet pacing.
     enum mlx5_ib_packet_pacing_cap_flags: u8 {
         MLX5_IB_PP_SUPPORT_BURST = 1 << 0,
     }

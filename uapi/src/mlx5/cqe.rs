@@ -1,7 +1,7 @@
 //! Completion queue elements. `linux/mlx5/device.h`, `linux/mlx5/cq.h`.
 //!
-//! The device writes them, so numbers are big-endian. The last byte says what an element is and
-//! whose it is: the opcode in bits 4 to 7, the owner in bit 0.
+//! The device writes them, so numbers are big-endian. The last byte has the opcode in bits 4 to 7 and the owner bit in
+//! bit 0.
 
 use crate::endian::{Be16, Be32};
 use crate::enumeration::{flag_sets, ids, open_enums};
@@ -15,7 +15,7 @@ layouts! {
     /// `flags_rqpn` has the global-route bits in 28 and 29, the service level in 24 to 27 and the
     /// remote queue pair below; `sop_drop_qpn` the opcode of the request in bits 24 to 31 and the
     /// queue pair below. `srqn` is a user index where the context asked for it. `immediate` is also
-    /// an invalidated rkey or a pkey. `lro` and what follows are only written for raw packets.
+    /// an invalidated rkey or a pkey. `lro` and the fields after it are only written for raw packets.
     struct mlx5_cqe64[64] {
         tls_outer_l3_tunneled: u8 = 0,
         rsvd0: u8 = 1,
@@ -87,7 +87,7 @@ open_enums! {
         MLX5_CQE_INVALID = 15,
     }
 
-    /// Why a request failed. The kernel leaves the enum unnamed.
+    /// The syndrome of a failed request. The kernel leaves the enum unnamed.
     enum mlx5_cqe_syndrome: u8 {
         MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR = 0x01,
         MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR = 0x02,

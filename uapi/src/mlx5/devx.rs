@@ -116,12 +116,12 @@ ids! {
 layouts! {
     const LAYOUTS = "rdma/mlx5_user_ioctl_verbs.h";
 
-    /// Head of what reading the file of finished commands yields; the command output follows.
+    /// Header of each record in the file of finished commands; the command output follows.
     struct mlx5_ib_uapi_devx_async_cmd_hdr[8] {
         wr_id: u64 = 0,
     }
 
-    /// Head of what reading the file of events yields; the event follows.
+    /// Header of each record in the file of events; the event follows.
     struct mlx5_ib_uapi_devx_async_event_hdr[8] {
         cookie: u64 = 0,
     }

@@ -91,7 +91,7 @@ ids! {
 open_enums! {
     const FLOW_TYPES = "rdma/mlx5_user_ioctl_cmds.h";
 
-    /// The packets that a matcher takes.
+    /// The kind of a matcher: the packets that it takes.
     enum mlx5_ib_flow_type: u32 {
         MLX5_IB_FLOW_TYPE_NORMAL = 0,
         MLX5_IB_FLOW_TYPE_SNIFFER = 1,
@@ -113,7 +113,7 @@ flag_sets! {
 open_enums! {
     const TABLE_TYPES = "rdma/mlx5_user_ioctl_verbs.h";
 
-    /// Where a table stands.
+    /// The namespace of a flow table.
     enum mlx5_ib_uapi_flow_table_type: u32 {
         MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_RX = 0,
         MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_TX = 1,
@@ -128,7 +128,7 @@ open_enums! {
 open_enums! {
     const REFORMATS = "rdma/mlx5_user_ioctl_verbs.h";
 
-    /// How a packet is reformatted.
+    /// The kind of a packet reformat action.
     enum mlx5_ib_uapi_flow_action_packet_reformat_type: u32 {
         MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2 = 0,
         MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L2_TUNNEL = 1,

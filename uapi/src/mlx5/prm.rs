@@ -13,8 +13,8 @@
 //! assert_eq!(cq.bytes()[12], 7);
 //! ```
 //!
-//! Only fields that are used are described. [`LAYOUTS`] lists every field with its place, so that all of
-//! them can be compared with the driver's own type information.
+//! The layouts have only the fields that this project uses. [`LAYOUTS`] lists every field with its
+//! place, so that a test can compare all of them with the driver's own type information.
 
 use core::marker::PhantomData;
 
@@ -60,7 +60,7 @@ pub struct FieldInfo {
     pub bit: usize,
     /// Width in bits; 0 is a list that runs to the end of the command.
     pub width: usize,
-    /// Name of the layout that it is, if it is one.
+    /// Name of the nested layout, if the field is one.
     pub layout: Option<&'static str>,
 }
 
@@ -238,7 +238,7 @@ impl<L, B: AsMut<[u8]>> Bits<L, B> {
         }
     }
 
-    /// Copies bytes to the start of a span; what does not fit is dropped.
+    /// Copies bytes to the start of a span; bytes that do not fit are dropped.
     pub fn set_span(&mut self, span: Span<L>, from: &[u8]) {
         let bytes = self.bytes.as_mut();
         let end = (span.byte + span.len).min(bytes.len());
@@ -255,7 +255,7 @@ impl<L, B: AsMut<[u8]>> Bits<L, B> {
         Bits::new(bytes.get_mut(sub.byte..end).unwrap_or(&mut []))
     }
 
-    /// Copies bytes to the start of a nested layout; what does not fit is dropped.
+    /// Copies bytes to the start of a nested layout; bytes that do not fit are dropped.
     pub fn set_sub<M>(&mut self, sub: Sub<L, M>, from: &[u8]) {
         let to = self.sub_mut(sub).into_inner();
         let len = to.len().min(from.len());
@@ -273,8 +273,7 @@ macro_rules! layouts {
             #[derive(Debug)]
             pub enum $name {}
 
-            // A field's name is the kernel's and its meaning the device manual's: nothing that a
-            // sentence here could add.
+            // The kernel names the field, and the device manual defines it: a sentence here would add nothing.
             #[allow(missing_docs, non_upper_case_globals)]
             impl $name {
                 $($crate::mlx5::prm::layouts!(@field $field, $bit, $width $($kind)*);)*

@@ -1,4 +1,4 @@
-//! VARs: doorbell pages that a virtio device in hardware answers to.
+//! VARs: doorbell pages of a virtio device in hardware.
 //!
 //! `rdma/mlx5_user_ioctl_cmds.h`, `rdma/mlx5_user_ioctl_verbs.h`.
 

@@ -1,8 +1,7 @@
-//! Work queue elements: the 16-byte segments that a request is made of.
+//! Work queue elements (WQEs): the 16-byte segments of a request.
 //!
-//! `linux/mlx5/qp.h` and `linux/mlx5/device.h`. The device reads them, so numbers are big-endian;
-//! the opcode of the [`mlx5_wqe_ctrl_seg`] before a segment says what kind it is. Completions
-//! are in [`cqe`](super::cqe).
+//! `linux/mlx5/qp.h` and `linux/mlx5/device.h`. The device reads them, so numbers are big-endian; the opcode in the
+//! [`mlx5_wqe_ctrl_seg`] decides which segments follow. Completions are in [`cqe`](super::cqe).
 
 use crate::endian::{Be16, Be32, Be64};
 use crate::enumeration::{flag_sets, ids, open_enums};
@@ -11,12 +10,12 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "linux/mlx5/qp.h";
 
-    /// The head of a send request.
+    /// The control segment of a send WQE.
     ///
-    /// `opmod_idx_opcode` is the modifier in bits 24 to 31, the element's index in bits 8 to 23 and
-    /// the [opcode](mlx5_wqe_opcode); `qpn_ds` the queue pair's number in bits 8 to 31 and the
-    /// request's size in units of 16 bytes. `imm` is an immediate, an rkey to invalidate or the
-    /// mkey of a UMR.
+    /// `opmod_idx_opcode` is the modifier in bits 24 to 31, the WQE index in bits 8 to 23 and the
+    /// [opcode](mlx5_wqe_opcode); `qpn_ds` the queue pair's number in bits 8 to 31 and the size of
+    /// the WQE in units of 16 bytes. `imm` is an immediate, an rkey to invalidate or the mkey of a
+    /// UMR.
     struct mlx5_wqe_ctrl_seg[16] {
         opmod_idx_opcode: Be32 = 0,
         qpn_ds: Be32 = 4,
@@ -26,7 +25,7 @@ layouts! {
         imm: Be32 = 12,
     }
 
-    /// Where an RDMA operation or an atomic goes.
+    /// The remote address of an RDMA operation or an atomic.
     struct mlx5_wqe_raddr_seg[16] {
         raddr: Be64 = 0,
         rkey: Be32 = 8,
@@ -60,7 +59,7 @@ layouts! {
         byte_count: Be32 = 0,
     }
 
-    /// The shared receive queue that an XRC request is for.
+    /// The shared receive queue of an XRC request.
     struct mlx5_wqe_xrc_seg[16] {
         xrc_srqn: Be32 = 0,
         rsvd: [u8; 12] = 4,
@@ -126,7 +125,7 @@ layouts! {
 layouts! {
     const DEVICE_LAYOUTS = "linux/mlx5/device.h";
 
-    /// The head of a receive request in a shared receive queue, which links the free ones.
+    /// The first segment of a receive WQE in a shared receive queue, which links the free ones.
     struct mlx5_wqe_srq_next_seg[16] {
         rsvd0: [u8; 2] = 0,
         next_wqe_index: Be16 = 2,
@@ -134,7 +133,7 @@ layouts! {
         rsvd1: [u8; 11] = 5,
     }
 
-    /// An mkey as a UMR gives it.
+    /// The new fields of an mkey in a UMR.
     struct mlx5_mkey_seg[64] {
         status: u8 = 0,
         pcie_control: u8 = 1,
@@ -225,14 +224,14 @@ ids! {
     const SIZES = "linux/mlx5/qp.h";
 
     enum _: usize {
-        /// The unit of a request's size, in bytes.
+        /// The unit of a WQE's size, in bytes.
         MLX5_SEND_WQE_DS = 16,
         /// The unit of a send queue, in bytes.
         MLX5_SEND_WQE_BB = 64,
     }
 
     enum _: usize {
-        /// The largest request, in units of [`MLX5_SEND_WQE_BB`].
+        /// The largest WQE, in units of [`MLX5_SEND_WQE_BB`].
         MLX5_SEND_WQE_MAX_WQEBBS = 16,
     }
 
@@ -269,7 +268,7 @@ ids! {
     const DEFINES = "linux/mlx5/qp.h";
 
     enum "#define": u32 {
-        /// The key that ends the list of pieces in a receive request.
+        /// The key that ends the list of SGEs in a receive WQE.
         MLX5_TERMINATE_SCATTER_LIST_LKEY = 0x100,
     }
 }

@@ -1,4 +1,4 @@
-//! Compares what this crate declares with what a kernel says.
+//! Compares the declarations of this crate with those of a kernel.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ fn is_padding(name: &str) -> bool {
 
 /// A layout's differences from a kernel's shape, each naming the struct, the field and the header.
 ///
-/// `state` says how the kernel has an item.
+/// `state` returns the state of an item in the kernel.
 pub(crate) fn differences(
     layout: &Layout,
     shape: &Shape,

@@ -1,4 +1,4 @@
-//! Expectations of a kernel's BTF: items that it does not have, and how many it has at least.
+//! Expectations of a kernel's BTF: items that it does not have, and its least numbers of items.
 
 use uverbs_uapi::drift::Version;
 
@@ -9,7 +9,7 @@ const EVER: Version = (u32::MAX, u32::MAX);
 /// BTF describes the types of compiled code. A struct of which only the size is used, or an
 /// enum that nothing is declared with, leaves no trace.
 pub(crate) struct Unknown {
-    /// Why.
+    /// The reason.
     pub(crate) reason: &'static str,
     /// The newest kernel that it holds for.
     pub(crate) until: Version,

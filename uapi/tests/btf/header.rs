@@ -29,7 +29,7 @@ impl Report {
     }
 }
 
-/// All headers that something was declared from, other than macros: BTF has none of those.
+/// All headers with declarations in this crate other than macros: BTF has none of those.
 fn headers() -> BTreeSet<&'static str> {
     let enums = enumerations().filter(|enumeration| enumeration.name != DEFINE);
     layouts().map(|layout| layout.header).chain(enums.map(|e| e.header)).collect()
@@ -46,7 +46,7 @@ const CM_HEADERS: [&str; 7] = [
     "rdma/rdma_user_cm.h",
 ];
 
-/// The module without which a kernel knows nothing of a header.
+/// The module whose BTF has the types of a header.
 fn home(header: &str) -> &'static str {
     if header.contains("mlx5") {
         if header.starts_with("linux/") { "mlx5_core" } else { "mlx5_ib" }
@@ -59,7 +59,7 @@ fn home(header: &str) -> &'static str {
     }
 }
 
-/// A comparison for each header that the kernel's modules can know.
+/// A comparison for each header whose types the kernel's modules can have.
 ///
 /// Adds the findings to `report`.
 pub(crate) fn trials(kernel: Arc<Kernel>, report: &Report) -> Vec<Trial> {
@@ -140,7 +140,7 @@ impl Tally {
         }
     }
 
-    /// Notes whether an item is known when it should be, and returns whether to compare it.
+    /// Checks that a kernel has an item exactly when it should, and returns whether to compare it.
     fn expect(
         &mut self,
         what: &str,
@@ -167,7 +167,7 @@ impl Tally {
     }
 }
 
-/// Why a kernel does not know an item, if it is listed.
+/// The reason why a kernel does not know an item, if it is listed.
 fn unknown(item: &str, version: Version) -> Option<&'static str> {
     let listed = |unknown: &&Unknown| version <= unknown.until && unknown.items.contains(&item);
     UNKNOWN.iter().find(listed).map(|unknown| unknown.reason)
@@ -250,9 +250,9 @@ fn compare(kernel: &Kernel, header: &str) -> Result<Tally, String> {
     Ok(tally)
 }
 
-/// Enumerators that a kernel has in an enum of a header for processes, but this crate has not.
+/// Enumerators that a kernel has in an enum of a header for processes, and that this crate does not have.
 ///
-/// Of enums that are the kernel's own, this crate takes what it needs.
+/// Of the kernel's internal enums this crate has only the enumerators that it uses.
 fn undeclared(kernel: &Kernel, header: &str) -> Result<BTreeSet<String>, String> {
     let mut found = BTreeSet::new();
     if !header.starts_with("rdma/") || header == "rdma/ib_verbs.h" {

@@ -1,4 +1,4 @@
-//! Proof that the comparison finds what it is there to find. Needs no kernel.
+//! Proof that the comparison finds each kind of difference. Needs no kernel.
 
 use std::collections::BTreeSet;
 
@@ -152,7 +152,7 @@ fn tables() -> Result<(), Failed> {
     }
 }
 
-/// A kernel that is newer than the tables is excused where it differs, so none of them may know one.
+/// A newer kernel than the tables' newest is excused where it differs, so no table may name one.
 fn newest() -> Result<(), Failed> {
     let counted = PINNED.iter().map(|pinned| pinned.series).max();
     let renamed = RENAMED.iter().map(|(since, ..)| *since);

@@ -1,8 +1,7 @@
 //! Command opcodes by name.
 //!
-//! Pairs with the `MLX5_CMD_OP_*` enumerators of `mlx5_ifc.h`. The table is complete, so that a
-//! command that is not modelled can still be named. `2ERR_QP` and `2RST_QP`, which are no names in
-//! Rust, are `TO_ERR_QP` and `TO_RST_QP`.
+//! Pairs with the `MLX5_CMD_OP_*` enumerators of `mlx5_ifc.h`. The table is complete, so that the log can name a
+//! command that is not modelled. `2ERR_QP` and `2RST_QP`, which are no names in Rust, are `TO_ERR_QP` and `TO_RST_QP`.
 
 macro_rules! opcodes {
     ($($name:ident = $value:literal,)*) => {

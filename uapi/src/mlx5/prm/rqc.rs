@@ -1,4 +1,4 @@
-//! Raw receive and send queues, and what steers to and from them.
+//! Raw receive and send queues, and the objects that steer packets to and from them.
 //!
 //! Pairs with mlx5_core's `transobj.c` and mlx5e.
 
