@@ -55,7 +55,7 @@ pub enum ControlRequest {
         /// Number of the function.
         function: usize,
     },
-    /// Counts faults at doorbells, which a correct driver does not cause.
+    /// Counts doorbell errors; a correct driver causes none.
     Doorbells {
         /// Number of the function.
         function: usize,
@@ -82,7 +82,7 @@ pub enum ControlRequest {
         function: usize,
         /// The opcode.
         opcode: u16,
-        /// How many commands succeed before.
+        /// The number of commands that succeed before.
         after: u32,
         /// The error status.
         status: u8,
@@ -93,7 +93,7 @@ pub enum ControlRequest {
         function: usize,
         /// The opcode.
         opcode: u16,
-        /// How many commands complete before.
+        /// The number of commands that complete before.
         after: u32,
     },
     /// Makes a send or receive WQE fail with an error CQE, without any other effect.
@@ -105,7 +105,7 @@ pub enum ControlRequest {
         /// The queue of the queue pair.
         #[serde(with = "SideName")]
         side: Side,
-        /// How many WQEs succeed before.
+        /// The number of WQEs that succeed before.
         after: u32,
         /// The syndrome in the CQE.
         syndrome: u8,
@@ -116,7 +116,7 @@ pub enum ControlRequest {
     FlapLink {
         /// Number of the function.
         function: usize,
-        /// How many times.
+        /// The number of times.
         times: u32,
         /// Nanoseconds down each time.
         down: u64,
@@ -127,7 +127,7 @@ pub enum ControlRequest {
     DelayMessages {
         /// Number of the function.
         function: usize,
-        /// How many.
+        /// Their number.
         count: u32,
         /// The delay of each message.
         #[serde(with = "DelayValue")]
@@ -148,14 +148,14 @@ pub enum ControlRequest {
     LoseMessages {
         /// Number of the function.
         function: usize,
-        /// How many.
+        /// Their number.
         count: u32,
     },
     /// Loses the next interrupts of a function.
     LoseInterrupts {
         /// Number of the function.
         function: usize,
-        /// How many.
+        /// Their number.
         count: u32,
     },
     /// Reports a health syndrome; 0 is healthy.
@@ -185,7 +185,7 @@ pub enum Reply {
     Objects {
         /// By kind.
         counts: BTreeMap<String, usize>,
-        /// By kind, those that the driver had not destroyed when it last ended. The function destroyed them then.
+        /// By kind, the objects that the driver had not destroyed when it last ended. The function destroyed them then.
         left: BTreeMap<String, usize>,
     },
     /// Host pages.

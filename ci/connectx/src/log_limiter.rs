@@ -1,4 +1,4 @@
-//! Limits how often the same line is logged.
+//! Limits how often a line is logged.
 //!
 //! A guest can cause the same line with every doorbell. Without a limit the log would fill the
 //! disk.
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// How many times a line is printed before most repetitions are left out.
 const ALWAYS: u64 = 16;
-/// The most lines that are told apart; the program has far fewer.
+/// The most lines that are told apart; the emulator has far fewer.
 const MAX_LINES: usize = 4096;
 
 /// Counts how often each line was logged. Lines that differ only in numbers are the same.

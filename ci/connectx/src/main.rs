@@ -50,8 +50,8 @@ struct Arguments {
     /// Makes the driver register memory with commands instead of UMR.
     #[arg(long)]
     minimal: bool,
-    /// Lets the guest map VAR pages and device memory: accesses to them need no message, but every
-    /// doorbell waits for a reply.
+    /// Lets the guest map VAR pages and device memory: accesses to them need no message, but every doorbell waits for a
+    /// reply.
     #[arg(long)]
     map: bool,
     /// Partition keys of the ports, in hexadecimal and from index 0 on, with commas between them.
@@ -205,7 +205,7 @@ fn end(status: u8) -> ! {
     exit(status.into())
 }
 
-/// The error with the path that it is about.
+/// The error of an access to a path, with the path.
 fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }

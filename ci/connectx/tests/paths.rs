@@ -1,5 +1,5 @@
-//! The program's sockets, recordings and output: no file of another kind is lost, no server loses its path, and what is
-//! printed arrives or is an error.
+//! The program's sockets, recordings and output: no file of another kind is lost, no server loses its path, and output
+//! arrives or is an error.
 
 use std::fs::{self, File};
 use std::io::Read;

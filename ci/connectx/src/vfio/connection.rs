@@ -72,7 +72,7 @@ impl VfioRequest {
 /// Free bytes in the buffer before each read.
 const READ_SIZE: usize = 1 << 16;
 
-/// Why the connection ends.
+/// The reason why a connection ends.
 #[derive(Debug)]
 pub enum StreamError {
     /// The client closed it.

@@ -134,8 +134,7 @@ fn dma_map(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32
         _ => return Err(EINVAL),
     };
     let (readable, writable) = (flags & 1 != 0, flags & 2 != 0);
-    // Memory that the device may write but not read gets no mapping: nothing here would refuse to
-    // read it.
+    // Memory that the device may write but not read gets no mapping: the device would read it all the same.
     let file = file.filter(|_| readable);
     log::debug!("map {address:#x}+{size:#x} file {} writable {writable}", file.is_some());
     function.memory_mut().map(address, size, file, writable).map_err(|error| {

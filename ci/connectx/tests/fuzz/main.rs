@@ -1,6 +1,6 @@
 //! The readers of recordings accept any bytes.
 //!
-//! [`corpus`] says where inputs come from.
+//! [`corpus`] describes the source of inputs.
 
 #[path = "../../../../connectx/tests/fuzz/corpus.rs"]
 mod corpus;
@@ -11,7 +11,7 @@ use uverbs_connectx::format::segments::{self, receive_segments};
 use uverbs_connectx::format::wqe::CtrlSegment;
 use uverbs_connectx::recording::{MAGIC, VERSION};
 
-/// The corpus of WQEs, which the device's own parsers are tested with.
+/// The corpus of WQEs of the tests of the device's own parsers.
 const WQES: &str = "../../../../connectx/tests/corpus/request";
 
 #[test]
