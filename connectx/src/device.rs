@@ -43,9 +43,9 @@ pub struct Device {
     pub(crate) rdma_received: TrafficByCast,
     /// Queues with work.
     pub(crate) ready_queues: ReadyQueues,
-    /// Times at which queue pairs retry.
+    /// When queue pairs retry: time and QPN.
     pub(crate) retry_timers: BTreeSet<(u64, u32)>,
-    /// Times at which the events of CQs are due.
+    /// When delayed events of CQs are due: time and CQN.
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,

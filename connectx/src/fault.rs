@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_receives_are_refused_as_was_asked() {
+    fn the_given_number_of_receives_is_refused() {
         let mut faults = InjectedFaults::default();
         faults.refuse_receives(2);
         let seen: Vec<_> = (0..4).map(|_| faults.refuses_receive()).collect();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn one_decision_is_made_for_each_message_behind_the_faults_that_were_asked_for() {
+    fn each_message_without_an_injected_fault_is_decided_once() {
         let mut faults = InjectedFaults::default();
         faults.lose_messages(1);
         faults.decide_next(|| MessageFate::Delayed(5));

@@ -863,7 +863,7 @@ mod tests {
         assert_eq!(pinned.spans.len(), 1, "equal neighbours are joined");
         memory.unpin(at, 4096, false).unwrap();
         assert!(memory.read(at, &mut [0]).is_err() && memory.pins() == 0);
-        // SAFETY: nothing is pinned by what is refused.
+        // SAFETY: a refused call pins nothing.
         let refused =
             [(0, 8), (at, 0), (u64::MAX, 2)].map(|(at, len)| unsafe { memory.pin(at, len, true) });
         assert!(refused.iter().all(Result::is_err));
@@ -889,7 +889,7 @@ mod tests {
     #[test]
     fn guest_memory_is_not_pinned_and_process_memory_not_mapped() {
         let mut guest = GuestMemory::plain(0, 4096).unwrap();
-        // SAFETY: nothing is pinned by what is refused.
+        // SAFETY: a refused call pins nothing.
         assert!(unsafe { guest.pin(0x1000, 8, true) }.is_err());
         assert!(guest.unpin(0x1000, 8, true).is_err());
         let mut process = GuestMemory::process();

@@ -1,7 +1,7 @@
 //! The capabilities of the function, in one table.
 //!
-//! Pairs with QUERY_HCA_CAP and SET_HCA_CAP. A capability stands here only if the device does what
-//! it promises.
+//! Pairs with QUERY_HCA_CAP and SET_HCA_CAP. The table has a capability only if the device
+//! implements it.
 
 use std::collections::BTreeMap;
 

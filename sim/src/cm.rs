@@ -563,7 +563,7 @@ impl Manager {
         self.due
     }
 
-    /// Finds when the next timer is due, after a command or a run: doorbells ask much more often.
+    /// Stores when the next timer is due, after a command or a run: doorbells read it much more often.
     fn find_due(&mut self) {
         let ids = self.ids.values().filter_map(Id::deadline);
         self.due = ids.chain(self.orphans.iter().filter_map(Connection::deadline)).min();
@@ -659,7 +659,7 @@ impl Manager {
         Some(number)
     }
 
-    /// Tells a listener of a request.
+    /// Reports a request at its listener.
     fn tell_listener(&mut self, listener: u32, child: u32, mut event: Event) {
         event.new_id = Some(child);
         self.report(listener, event);

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_an_object_that_goes_are_taken_back() {
+    fn queued_records_of_a_destroyed_object_are_taken_back() {
         let (file, theirs) = EventFile::new(8, Crowded::default()).unwrap();
         file.attach(theirs.try_clone().ok());
         file.attach(None);

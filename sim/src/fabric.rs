@@ -265,7 +265,7 @@ impl Fabric {
     /// the program run. When there is nothing to do, the task sleeps until the next timer, so that a paused clock moves
     /// on. The future never ends.
     ///
-    /// `clock` tells the time since its start, and sleeps. It is asked in each call of the program, too.
+    /// `clock` tells the time since its start, and sleeps. Each call of the program reads it, too.
     pub async fn drive(&self, clock: impl Clock + Send + Sync + 'static) {
         let world = &self.world;
         let clock = Arc::new(clock);

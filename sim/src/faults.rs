@@ -1,4 +1,4 @@
-//! Faults of a fabric: what goes wrong, at which device, and when.
+//! Faults of a fabric: scripted ones at a device, and random ones.
 //!
 //! Scripted faults are calls of a [`Device`], at a moment that the test chooses. Random faults have [`Rates`], and the
 //! seed of a stepped fabric decides when each happens.

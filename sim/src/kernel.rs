@@ -695,7 +695,7 @@ impl Kernel {
         Ok(&self.file(file)?.objects.get(&handle).ok_or(Errno::NOENT)?.uses)
     }
 
-    /// Replaces an object, and what it uses, under its handle.
+    /// Replaces an object, and the objects that it uses, under its handle.
     fn replace(&mut self, file: FileId, handle: u32, object: Object, uses: &[u32]) -> Result<()> {
         let objects = &mut self.file_mut(file)?.objects;
         let entry = objects.get_mut(&handle).ok_or(Errno::NOENT)?;

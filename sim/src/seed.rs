@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_large_a_share_happens_as_was_asked() {
+    fn events_happen_at_the_given_share() {
         let mut decisions = Decisions::new(3);
         let happened = (0..10_000).filter(|_| decisions.happens(0.25)).count();
         assert!((2_300..2_700).contains(&happened), "{happened}");

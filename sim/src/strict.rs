@@ -33,7 +33,7 @@ impl Kernel {
         }
     }
 
-    /// Fills the buffers of new receives, and takes what the devices found.
+    /// Fills the buffers of new receives, and takes the findings of the devices.
     pub(crate) fn audit(&mut self) {
         let Some(mut findings) = self.findings.take() else { return };
         for device in 0..self.drivers.len() {

@@ -242,7 +242,7 @@ impl World {
         kernel.check()
     }
 
-    /// Prints what has happened, if it is to be printed now, and forgets it.
+    /// Prints the history, if it is to be printed now, and clears it.
     pub(crate) fn print_history(&self) {
         let Ok(mut kernel) = self.kernel() else { return };
         kernel.write_history();

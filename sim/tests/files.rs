@@ -43,7 +43,7 @@ fn ids(system: &Arc<dyn HostSystem>) -> u64 {
 }
 
 #[test]
-fn ids_go_with_the_last_descriptor_of_their_file() {
+fn ids_are_destroyed_with_the_last_descriptor_of_their_file() {
     let system = Fabric::new(1, Mode::Trapped).system();
     let file = system.open_rdma_cm().unwrap();
     bind(&file);
@@ -85,7 +85,7 @@ fn an_id_that_migrates_tells_how_many_events_were_read() {
 }
 
 #[test]
-fn a_file_of_the_connection_manager_is_no_devices() {
+fn a_file_of_the_connection_manager_belongs_to_no_device() {
     let system = Fabric::new(1, Mode::Trapped).system();
     let (device, manager) = (system.open(0).unwrap(), system.open_rdma_cm().unwrap());
     assert_eq!(system.device_of(device.fd()), Ok(Some(0)));

@@ -45,7 +45,11 @@ pub(crate) fn set_hca_cap(
         }
         GENERAL | ROCE => {
             if values.len() > GROUP {
-                return refuse!(BadInputLength, "{} bytes of capabilities", values.len());
+                return refuse!(
+                    BadInputLength,
+                    "{} bytes of capabilities, a group has {GROUP}",
+                    values.len()
+                );
             }
             group.current[..values.len()].copy_from_slice(values);
         }

@@ -21,7 +21,7 @@ pub(crate) fn alloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, 
         && start % PAGE == 0
         && range % PAGE == 0;
     if !inside || len == 0 || len > range || len % (1 << LOG_UNIT) != 0 {
-        return refuse!(BadParam, "{len:#x} bytes of device memory at {start:#x}+{range:#x}");
+        return refuse!(BadParam, "device memory {start:#x}+{range:#x} cannot hold {len:#x} bytes");
     }
     if alignment > LOG_MAX_ALIGNMENT {
         return refuse!(BadParam, "alignment {alignment} is above {LOG_MAX_ALIGNMENT}");
@@ -35,7 +35,7 @@ pub(crate) fn alloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, 
     if used + len > MEMORY {
         return refuse!(
             LimitExceeded,
-            "{used:#x} of {MEMORY:#x} bytes of device memory are in use"
+            "{len:#x} bytes of device memory, {used:#x} of {MEMORY:#x} are in use"
         );
     }
     // A page has every alignment that the driver may ask for.
@@ -54,7 +54,7 @@ pub(crate) fn dealloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>
         Some(allocation) if allocation.len != len => {
             refuse!(
                 BadParam,
-                "DEALLOC_MEMIC of {len:#x} bytes, {:#x} are allocated",
+                "DEALLOC_MEMIC names {len:#x} bytes, {:#x} are allocated",
                 allocation.len
             )
         }
@@ -62,7 +62,7 @@ pub(crate) fn dealloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>
             refuse!(ResourceBusy, "device memory at {start:#x} has {} keys", allocation.keys)
         }
         Some(allocation) => {
-            // The next owner must not read what this one wrote.
+            // The next owner must not read the bytes of this one.
             device.bar.fill(start, allocation.range);
             taken.remove(&start);
             Ok(vec![])

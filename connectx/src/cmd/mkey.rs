@@ -47,7 +47,7 @@ pub(crate) fn create_mkey(
     }
     let list = input.tail(create_mkey_in::klm_pas_mtt);
     let Some(list) = list.get(..actual as usize * 16) else {
-        return refuse!(BadInputLength, "{actual} octowords in {} bytes", list.len());
+        return refuse!(BadInputLength, "{actual} octowords named, {} bytes listed", list.len());
     };
     if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
         device.objects.pds.check_use(uid, context.get32(mkc::pd))?;

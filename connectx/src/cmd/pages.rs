@@ -65,7 +65,7 @@ pub(crate) fn manage_pages(
             let mut given = BTreeSet::new();
             for page in list.iter().map(|page| u64::from_be_bytes(*page)) {
                 if page & 0xfff != 0 || pages.held.contains(&page) || !given.insert(page) {
-                    return refuse!(BadParam, "page {page:#x} given twice or not aligned");
+                    return refuse!(BadParam, "page {page:#x} is given twice or not aligned");
                 }
             }
             if pages.held.len() + given.len() > MOST_PAGES {

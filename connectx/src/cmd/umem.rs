@@ -33,7 +33,7 @@ pub(crate) fn create_umem(
     }
     let len = pages << (12 + log_page_size);
     let Some(rest) = len.checked_sub(offset) else {
-        return refuse!(BadParam, "umem begins {offset:#x} bytes into {len:#x}");
+        return refuse!(BadParam, "a umem cannot begin at byte {offset:#x} of {len:#x}");
     };
     let buffer = Buffer::new(&device.objects.listed_pages, log_page_size, 0, len, list)?
         .part(offset, rest)?;

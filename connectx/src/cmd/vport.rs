@@ -76,10 +76,13 @@ pub(crate) fn modify_nic_vport_context(
             return refuse!(BadParam, "address list type {kind}, 0 to 2 are modelled");
         };
         if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
-            return refuse!(LimitExceeded, "{count} entries in address list {kind}");
+            return refuse!(
+                LimitExceeded,
+                "{count} entries in address list {kind}, the limit is 128"
+            );
         }
         let Some(list) = list.get(..count * entry) else {
-            return refuse!(BadInputLength, "{count} addresses in {} bytes", list.len());
+            return refuse!(BadInputLength, "{count} addresses named, {} bytes listed", list.len());
         };
         *to = list.to_vec();
     }

@@ -67,7 +67,7 @@ impl Device {
         let len = access.len as usize;
         let range = self.objects.resolve(access, |ranges| match *ranges {
             [range] => Ok(range),
-            _ => Err(format!("a word in {} ranges", ranges.len())),
+            _ => Err(format!("an atomic's word lies in {} ranges", ranges.len())),
         })?;
         let native =
             |value: u64| if len == 8 { value.to_le() } else { u64::from((value as u32).to_le()) };

@@ -225,7 +225,10 @@ impl Device {
         let data = segments.data_segments().map_err(short)?;
         let len = data.bytes();
         if len > MAX_DATA {
-            return Err((Syndrome::LocalLength, format!("{len} bytes to send")));
+            return Err((
+                Syndrome::LocalLength,
+                format!("{len} bytes to send, the limit is {MAX_DATA}"),
+            ));
         }
         let mut frame = Scratch::default();
         frame.extend(inline);
@@ -251,11 +254,13 @@ impl Device {
             op::LSO => {
                 let mss: usize = u16::from_be_bytes([head[6], head[7]]).into();
                 if len > MAX_FRAMES * mss as u64 {
-                    return Err(operation(format!("{len} bytes in segments of {mss}")));
+                    return Err(operation(format!(
+                        "{len} bytes in segments of {mss}, the limit is {MAX_FRAMES}"
+                    )));
                 }
                 let frames = headers.segment(&frame, inline.len(), mss);
                 if frames.is_empty() {
-                    return Err(operation(format!("cannot be cut into segments of {mss} bytes")));
+                    return Err(operation(format!("the frame cannot be cut every {mss} bytes")));
                 }
                 frames
             }

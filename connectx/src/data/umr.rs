@@ -153,7 +153,12 @@ impl Device {
         let end = start.saturating_add(len);
         let room = mkey.translation.len();
         if octowords > 0 && end > room {
-            return Err(format!("octowords to {} of {}", end / OCTOWORD, room / OCTOWORD).into());
+            return Err(format!(
+                "octowords up to {}, the mkey has {}",
+                end / OCTOWORD,
+                room / OCTOWORD
+            )
+            .into());
         }
         let list = if octowords == 0 {
             vec![]
@@ -163,7 +168,7 @@ impl Device {
             let data = segments.data_segments().map_err(|_| "the WQE is too short")?;
             let listed = data.bytes();
             if listed < len as u64 || listed > super::requester::MAX_MESSAGE {
-                return Err(format!("{listed} bytes of list, {len} needed").into());
+                return Err(format!("the WQE lists {listed} bytes, {len} are needed").into());
             }
             let mut list = Scratch::default();
             for segment in data {

@@ -80,7 +80,7 @@ impl Buffer {
         let shift = 12 + log_page_size as u32;
         let offset = page_offset << (shift - 6);
         let Some(needed) = offset.checked_add(len).map(|end| end.div_ceil(1 << shift)) else {
-            return refuse!(BadParam, "{len:#x} bytes from {offset:#x}");
+            return refuse!(BadParam, "{len:#x} bytes from {offset:#x} end above 2^64");
         };
         let entries = chunks::<8>(list);
         if (entries.len() as u64) < needed {
@@ -106,7 +106,11 @@ impl Buffer {
     /// If they are not all in the buffer.
     pub fn part(&self, at: u64, len: u64) -> Result<Self, CommandError> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
-            return refuse!(BadParam, "{len:#x} bytes at {at:#x} of {:#x}", self.len);
+            return refuse!(
+                BadParam,
+                "{len:#x} bytes at {at:#x} are outside {:#x} bytes",
+                self.len
+            );
         }
         Ok(Self { offset: self.offset + at, len, ..self.clone() })
     }

@@ -30,7 +30,7 @@ pub(crate) struct FlowGroup {
     pub(crate) mask: Arc<[u8]>,
 }
 
-/// An entry: what to do with frames that match.
+/// An entry: a match value, and the actions on frames that match.
 pub(crate) struct FlowTableEntry {
     pub(crate) value: Vec<u8>,
     /// The mask of its group.

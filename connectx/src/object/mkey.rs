@@ -195,7 +195,7 @@ impl Objects {
                 mkey.pages(address, len, &mut to.ranges)
             }
             KLMS | KSM => self.follow_list(mkey, access, depth, to),
-            mode => Err(format!("mkey {key:#x} has access mode {mode}")),
+            mode => Err(format!("mkey {key:#x} has access mode {mode}, not modelled")),
         }
     }
 
@@ -248,7 +248,7 @@ impl Objects {
         to.step(access.key, entries.len())?;
         let sum: u64 = entries.iter().map(|entry| RepeatEntry::parse(entry).len).sum();
         if period == 0 || sum != period {
-            return Err(format!("a pattern of {period} bytes whose entries have {sum}"));
+            return Err(format!("a pattern has {period} bytes, its entries {sum}"));
         }
         let mut left = access.len;
         let mut skip = access.address % period;
@@ -361,7 +361,7 @@ impl Mkey {
     fn pages(&self, address: u64, len: u64, to: &mut Vec<DmaRange>) -> Result<(), String> {
         let shift = self.context.get(mkc::log_page_size);
         if !(12..=48).contains(&shift) {
-            return Err(format!("pages of 2^{shift} bytes"));
+            return Err(format!("pages of 2^{shift} bytes, valid are 2^12 to 2^48"));
         }
         let page = 1u64 << shift;
         let base = self.context.get(mkc::start_addr) & !(page - 1);

@@ -84,7 +84,7 @@ impl SendQueue {
         let waiting = record.wrapping_sub(self.consumer_index);
         if u32::from(waiting) > 1 << self.log_size {
             return Err(format!(
-                "doorbell record {record:#x} with {:#x} WQEBBs done",
+                "doorbell record {record:#x} is a queue or more ahead of WQEBB {:#x}",
                 self.consumer_index
             ));
         }

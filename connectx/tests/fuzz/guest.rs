@@ -17,8 +17,8 @@ use crate::driver::{Driver, MEMORY, Queue};
 /// waits.
 const PATIENCE: i64 = 5;
 
-/// Processor time of this thread in seconds. A device that hangs uses it up, whatever else the
-/// machine does.
+/// Processor time of this thread in seconds. A device that hangs uses it up, also on a busy
+/// machine.
 fn worked() -> i64 {
     clock_gettime(ClockId::ThreadCPUTime).tv_sec
 }

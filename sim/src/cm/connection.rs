@@ -92,7 +92,7 @@ pub(crate) struct Output {
 }
 
 impl Connection {
-    /// The active end, before it asks.
+    /// The active end, before its request.
     pub(crate) fn new(local: u32, from: Gid, to: Gid, transport: Transport) -> Connection {
         Connection {
             state: State::Idle,

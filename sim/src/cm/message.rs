@@ -52,13 +52,13 @@ pub(crate) enum Body {
     Req { service: Service, kind: Transport, side: Side },
     /// Answers a request.
     Rep { side: Side },
-    /// Tells that the reply came.
+    /// Confirms the reply.
     Rtu,
     /// Refuses a request or a reply.
     Rej { reason: u32, private_data: PrivateData },
     /// Ends a connection.
     Dreq,
-    /// Answers that a connection has ended.
+    /// Confirms the end of a connection.
     Drep,
     /// Asks a datagram service for its queue pair.
     SidrReq { service: Service, private_data: PrivateData },

@@ -51,7 +51,7 @@ pub(crate) struct DeviceMemory {
     /// Its offset in BAR0.
     pub(crate) start: u64,
     pub(crate) length: u64,
-    /// The length that the device was asked for.
+    /// The length in the command to the device.
     allocated: u64,
     /// Its index for `mmap`.
     page: u16,

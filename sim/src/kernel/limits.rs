@@ -32,7 +32,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Asks firmware.
+    /// Queries the capabilities of firmware, and computes the limits.
     pub(crate) fn query(driver: &Driver, switch: &mut Switch) -> Result<Limits> {
         // `op_mod` 1: the current values of the general capabilities.
         let [high, low] = opcode::QUERY_HCA_CAP.to_be_bytes();

@@ -81,7 +81,7 @@ pub(super) const WRITES: &[Write] = &[
     Write { command: IB_USER_VERBS_CMD_ALLOC_MW, run: alloc_mw },
 ];
 
-/// A region: `struct ib_mr` with what the driver keeps of it.
+/// A region: `struct ib_mr` with the driver's part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) key: u32,

@@ -98,7 +98,7 @@ fn entry(driver: &Driver, index: usize) -> Option<ib_uverbs_gid_entry> {
         port_num: 1,
         // The kernel counts from IB, which is 0.
         gid_type: found.kind,
-        // As `rdma_read_gid_attr_ndev_rcu`, to which an InfiniBand port has none.
+        // As `rdma_read_gid_attr_ndev_rcu`: a GID of InfiniBand has no interface.
         netdev_ifindex: if driver.infiniband.is_some() { 0 } else { driver.interface.index },
         ..Default::default()
     };

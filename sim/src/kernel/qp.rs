@@ -69,7 +69,7 @@ pub(super) const WRITES: &[Write] = &[
 pub(super) const WQEBB: u64 = 64;
 /// log2 of the most bytes of a receive.
 pub(super) const MAX_RECEIVE_SHIFT: u32 = 9;
-/// Partition keys that the driver counts, whatever a port of RoCE has: `pkey_table_size`.
+/// The driver's number of partition keys, also for a RoCE port with one: `pkey_table_size`.
 const PKEYS: u16 = 128;
 /// Bits of attributes that the kernel knows: the standard ones, and with the extended command the rate limit.
 const STANDARD: Mask = Mask::from_bits_retain(0x1f_ffff);
@@ -639,7 +639,7 @@ fn transition(
         _ => attr.qp_access_flags,
     };
     let granted = |bit: u32| u64::from(access >> bit & 1);
-    // Datagrams have the size of the largest MTU, whatever the path.
+    // Datagrams have the size of the largest MTU on any path.
     let mtu = if kind == Kind::Ud { 5 } else { attr.path_mtu };
     let mut command = input::<rst2init_qp_in>(op);
     command.set(rst2init_qp_in::qpn, number.into());

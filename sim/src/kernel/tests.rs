@@ -83,7 +83,7 @@ impl Bench {
         };
         let mut message = [header.as_bytes(), attrs.as_bytes()].concat();
         let address = message.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the message, and what its attributes name, is there until the call returns.
+        // SAFETY: the message and the memory of its attributes are there until the call returns.
         let user = unsafe { User::new() };
         self.kernel.ioctl(self.file, user, address)?;
         let bytes = &message[size_of_val(&header)..];
@@ -273,7 +273,7 @@ fn an_object_that_firmware_does_not_free_is_freed_by_the_next_call() {
 }
 
 #[test]
-fn a_region_whose_key_stays_keeps_its_memory() {
+fn a_region_keeps_its_memory_when_a_rereg_is_refused() {
     let mut bench = Bench::new();
     let start = bench.memory.address();
     let region = ib_uverbs_reg_mr {

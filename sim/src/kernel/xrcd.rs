@@ -19,7 +19,7 @@ pub(super) const METHODS: &[Method] = &[destroying(UVERBS_OBJECT_XRCD, UVERBS_ME
 
 pub(super) const WRITES: &[Write] = &[Write { command: IB_USER_VERBS_CMD_OPEN_XRCD, run: open }];
 
-/// A file, whichever name and descriptor lead to it.
+/// The identity of a file, the same for all its names and descriptors: file system and inode.
 type Inode = (u64, u64);
 
 /// A domain of the device.

@@ -115,7 +115,7 @@ impl Tally {
 
     fn verdict(mut self, kernel: &Kernel, header: &str) -> Result<Completion, Failed> {
         let version = kernel.version();
-        // A kernel between two series must know what the older one knows.
+        // A kernel between two series must have all items of the older one.
         let pinned = PINNED
             .iter()
             .filter(|pinned| pinned.series <= version)
