@@ -230,7 +230,7 @@ fn indexes_of_doorbells_and_copies_wrap() {
     assert_eq!(fixture.completed(), last);
 }
 
-/// A WQE of two WQEBBs, the second of which is the first of the queue.
+/// A WQE of two WQEBBs; the second is the first of the queue.
 #[test]
 fn a_copy_that_wraps_around_the_queue_is_executed() {
     let mut fixture = Fixture::new();

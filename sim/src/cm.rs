@@ -1,7 +1,8 @@
 //! The connection manager of the kernel: ids, their events, and the messages between ports.
 //!
 //! Pairs with `core/cma.c`; [`ucma`] takes the program's commands, [`connection`] is the state machine of a
-//! connection. Messages travel between ports of the fabric in order, and none is lost unless a port is gone.
+//! connection. Messages travel between ports of the fabric in order. A message is lost if a port is gone or has
+//! no link, or if a test or the seed loses it.
 
 mod address;
 pub(crate) mod connection;
@@ -317,7 +318,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Takes a path for the route.
+    /// Stores the path of the route, and reports it.
     fn set_path(&mut self, number: u32, path: Option<Path>) {
         if let Some(id) = self.ids.get_mut(&number) {
             (id.path, id.state) = (path, IdState::RouteResolved);
@@ -649,7 +650,7 @@ impl Manager {
         child.local = Some(Address::of_gid(&message.to, service.port));
         child.peer = Some(Address::of_gid(&message.from, service.source_port));
         child.device = ports.find(&message.to).map(|(device, _)| device);
-        // As `cma_ib_new_conn_id`; a request for a datagram service has none.
+        // As `cma_ib_new_conn_id`; a request for a datagram service has no path.
         if matches!(role, Role::Connected(_)) {
             child.path = ports.path(&message.to, &message.from, 0);
         }

@@ -21,7 +21,7 @@ pub(crate) struct EventFile(Arc<Mutex<Ends>>);
 pub(crate) type Inode = (u64, u64);
 
 pub(crate) fn inode(fd: &impl AsFd) -> Result<Inode, Errno> {
-    // Miri has no `fstat` of sockets: there the number of the descriptor stands for the inode.
+    // Miri does not report the inode of a socket: there the number of the descriptor stands for it.
     #[cfg(miri)]
     return Ok((0, std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()) as u64));
     #[cfg(not(miri))]
@@ -61,7 +61,7 @@ impl EventFile {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a descriptor that leads there leads to the program's end.
+    /// Whether this is the inode of the program's end.
     pub(crate) fn is_behind(&self, inode: Inode) -> bool {
         self.ends().inode == inode
     }

@@ -219,7 +219,7 @@ impl Fabric {
         uverbs_host::install(self.system()).map_err(|_| self)
     }
 
-    /// Does one thing that is due; returns whether there was any.
+    /// Does one thing that is due, or everything in [`Mode::Trapped`]; returns whether there was any.
     pub fn step(&self) -> bool {
         self.world.step()
     }

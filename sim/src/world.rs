@@ -59,7 +59,7 @@ thread_local! {
     /// Polls of this thread with nothing to do.
     static IDLE_POLLS: Cell<u8> = const { Cell::new(0) };
 }
-/// After how many of them a thread that is not alone lets another one have the processor.
+/// Idle polls after which a thread that is not alone yields the processor.
 const POLLS_PER_YIELD: u8 = 8;
 
 /// The time of no timer.
@@ -74,10 +74,10 @@ pub(crate) struct World {
     started: Instant,
     /// Nanoseconds of virtual time since the start.
     virtual_now: AtomicU64,
-    /// Whether a stepped world has nothing to do before the next call and at this time. Set with the kernel's lock.
+    /// Whether a stepped world has nothing to do until the next call or a later time. Set under the kernel's lock.
     idle: AtomicBool,
     timer: OnceLock<Thread>,
-    /// When the timer's thread looks again, in nanoseconds since the start, or [`NEVER`]. Changed under the
+    /// When the timer's thread runs the world again, in nanoseconds since the start, or [`NEVER`]. Changed under the
     /// kernel's lock.
     armed: AtomicU64,
     /// The thread that used the fabric first.
@@ -97,7 +97,7 @@ pub(crate) struct World {
 /// Tells the time of the fabric that an event loop steps.
 pub(crate) type DrivingClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// Has an event loop's clock tell the time until it is dropped.
+/// Makes the clock of an event loop that of the fabric, until the guard is dropped.
 pub(crate) struct ClockGuard<'w>(&'w World);
 
 impl Drop for ClockGuard<'_> {
@@ -154,7 +154,7 @@ impl World {
         Ok(self.kernel.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The world once more, for a file that keeps it.
+    /// Another handle of the world, for a file that keeps it.
     fn keep(&self) -> Result<Arc<World>> {
         self.this.upgrade().ok_or(Errno::NODEV)
     }
@@ -201,7 +201,7 @@ impl World {
         if self.shared.load(Ordering::Relaxed) {
             return;
         }
-        // The address of a thread's own variable is the thread's.
+        // The address of a thread-local variable identifies the thread.
         let here = IDLE_POLLS.with(|here| std::ptr::from_ref(here).addr());
         match self.first_user.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
             Err(first) if first != here => self.shared.store(true, Ordering::Relaxed),
@@ -272,7 +272,7 @@ impl World {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Has a task woken when the program gives the fabric something to do.
+    /// Wakes a task when the program gives the fabric something to do.
     pub(crate) fn wake_when_called(&self, waker: &Waker) {
         if !self.is_here() {
             return;
@@ -293,7 +293,7 @@ impl World {
         self.kernel().ok()?.deadline()
     }
 
-    /// Moves virtual time to `now`, unless it is there.
+    /// Moves virtual time on to `now`, unless it is later.
     pub(crate) fn set_time(&self, now: u64) {
         if self.virtual_now.fetch_max(now, Ordering::SeqCst) < now {
             self.idle.store(false, Ordering::SeqCst);
@@ -312,7 +312,7 @@ impl World {
         worked
     }
 
-    /// When a trapped world is to be looked at again.
+    /// When a trapped world has to run again.
     fn due(&self, kernel: &Kernel) -> u64 {
         let look_again = kernel.is_crowded().then(|| self.nanoseconds() + CROWDED);
         kernel.deadline().into_iter().chain(look_again).min().unwrap_or(NEVER)
@@ -344,7 +344,7 @@ impl World {
         }
     }
 
-    /// Does one thing that is due; returns whether there was any.
+    /// Does one thing that is due, or everything in a trapped world; returns whether there was any.
     pub(crate) fn step(&self) -> bool {
         let Ok(mut kernel) = self.kernel() else { return false };
         self.note_user();
@@ -355,7 +355,7 @@ impl World {
     }
 
     fn step_locked(&self, kernel: &mut Kernel) -> bool {
-        // Before the time is read: a thread that moves it on takes this back.
+        // Set before the time is read: a thread that moves the time on clears it again.
         self.idle.store(true, Ordering::SeqCst);
         let took = kernel.step(self.nanoseconds());
         if let Some(took) = took {
@@ -367,8 +367,8 @@ impl World {
         took.is_some()
     }
 
-    /// The program polled a queue. Does one thing that there is to do in a stepped world, unless another thread does so
-    /// right now.
+    /// Called when the program polls a queue: does one thing that is due in a stepped world, unless another thread does
+    /// so right now.
     pub(crate) fn polled(&self) {
         if !self.is_here() {
             return;
@@ -383,7 +383,7 @@ impl World {
                 Err(TryLockError::WouldBlock) => {}
             }
         } else if self.shared.load(Ordering::Relaxed) {
-            // Another thread has to go on. It may wait for this processor, for milliseconds.
+            // Another thread has to go on, and may wait milliseconds for this processor.
             let polls = IDLE_POLLS.get().wrapping_add(1);
             IDLE_POLLS.set(polls);
             if polls % POLLS_PER_YIELD == 0 {
@@ -404,7 +404,7 @@ impl World {
         at.saturating_duration_since(self.started).as_nanos() as u64
     }
 
-    /// Waits in a stepped world: runs it until a descriptor is ready or virtual time has come.
+    /// Waits in a stepped world: runs it until a descriptor is ready or virtual time has reached the deadline.
     fn wait_stepped(&self, fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize> {
         if !self.is_here() {
             return Err(Errno::NODEV);

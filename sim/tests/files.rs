@@ -53,7 +53,7 @@ fn ids_are_destroyed_with_the_last_descriptor_of_their_file() {
     assert_eq!(ids(&system), 1, "while there is a descriptor");
     drop(other);
     assert_eq!(ids(&system), 0);
-    // The port is free again, and the last handle closes a file of which there is no other descriptor.
+    // The port is free again, and the last handle closes a file without another descriptor.
     let file = system.open_rdma_cm().unwrap();
     bind(&file);
     drop(file);

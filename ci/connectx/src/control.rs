@@ -55,7 +55,7 @@ pub enum ControlRequest {
         /// Number of the function.
         function: usize,
     },
-    /// Counts doorbell errors; a correct driver causes none.
+    /// Reads the counts of doorbell errors.
     Doorbells {
         /// Number of the function.
         function: usize,

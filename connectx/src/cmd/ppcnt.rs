@@ -165,7 +165,7 @@ pub(crate) fn ppcnt(
                 ),
             ])
         }
-        // These groups count errors, pauses, discards and cable statistics, none of which occur.
+        // These groups count errors, pauses, discards and cable statistics, which do not occur.
         // All traffic has one priority, and nothing counts it by priority.
         RFC_3635 | DISCARDS | PER_PRIORITY | PER_TRAFFIC_CLASS | PHYSICAL | PHYSICAL_STATISTICS
         | INFINIBAND => vec![0; GROUP],

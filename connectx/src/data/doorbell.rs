@@ -17,7 +17,7 @@ const EQ_UPDATE: u64 = 0x48;
 const SEND: u64 = 0x800;
 
 impl Device {
-    /// Counts of doorbell errors; a correct driver causes none.
+    /// The counts of doorbell errors.
     pub fn doorbell_errors(&self) -> DoorbellErrors {
         self.doorbells.errors
     }

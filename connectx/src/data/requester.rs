@@ -33,7 +33,7 @@ const FOREVER: u8 = 7;
 #[derive(Clone, Copy)]
 pub(crate) struct InflightWqe<'r> {
     pub(crate) control: CtrlSegment,
-    /// Where response data goes.
+    /// The segments that take response data.
     segments: DataSegments<'r>,
     len: u64,
 }

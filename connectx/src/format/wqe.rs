@@ -219,7 +219,7 @@ impl DataSegment<'_> {
     }
 }
 
-/// The data segments of a WQE, all of which are whole.
+/// The data segments of a WQE; none is truncated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataSegments<'w> {
     rest: &'w [u8],

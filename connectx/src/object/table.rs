@@ -72,8 +72,8 @@ impl<T> ObjectTable<T> {
         Ok(number)
     }
 
-    /// Adds `count` objects of a user context under consecutive free numbers, of which the first is a
-    /// multiple of `count`; returns the first.
+    /// Adds `count` objects of a user context under consecutive free numbers; returns the first, which is
+    /// a multiple of `count`.
     ///
     /// # Errors
     /// If there are not as many such numbers.

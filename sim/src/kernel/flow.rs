@@ -250,7 +250,7 @@ fn set_tos(headers: &mut Headers<'_>, tos: u8) {
     headers.set(fte_match_set_lyr_2_4::ip_dscp, (tos >> 2).into());
 }
 
-/// The last four of 16 bytes.
+/// An IPv4 address in the last four of 16 bytes.
 fn as_ipv4(address: &[u8]) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[12..].copy_from_slice(address);

@@ -1,7 +1,7 @@
 //! The mappings of the program: pages of registers, memory of the device, the clock.
 //!
 //! Pairs with `mlx5_ib_mmap` in `hw/mlx5/main.c`: the page number of an offset is a command with an index, or
-//! that of an entry which a method made.
+//! the key of an entry that a method made.
 
 use super::dm::DeviceMemory;
 use super::{FileId, Kernel};
@@ -186,7 +186,7 @@ impl Kernel {
         Ok(pages.clone())
     }
 
-    /// The program is about to look at the pages at `offset`.
+    /// Called before the program loads from the pages at `offset`.
     pub(crate) fn looked_at(&mut self, file: FileId, offset: u64, now: u64) {
         let (command, _) = parts(offset / rustix::param::page_size() as u64);
         let clocks = [MLX5_IB_MMAP_CORE_CLOCK, MLX5_IB_MMAP_CLOCK_INFO];
@@ -279,7 +279,7 @@ impl Kernel {
         Ok(Arc::downgrade(&entry.lease))
     }
 
-    /// The program stored `bytes` at byte `at` of the pages at `offset`.
+    /// Called after the program has stored `bytes` at byte `at` of the pages at `offset`.
     pub(crate) fn rung(
         &mut self,
         file: FileId,

@@ -96,7 +96,7 @@ pub(crate) fn differences(
     out
 }
 
-/// Whether a member is one arm of an anonymous union of which another arm is declared.
+/// Whether a member is one arm of an anonymous union, and another arm is declared.
 fn other_arm(member: &Member, shape: &Shape, taken: &[bool]) -> bool {
     member.union.is_some()
         && shape.members.iter().zip(taken).any(|(other, taken)| {

@@ -6,8 +6,8 @@ const EVER: Version = (u32::MAX, u32::MAX);
 
 /// Items that a kernel's BTF does not have although the header does.
 ///
-/// BTF describes the types of compiled code. A struct of which only the size is used, or an
-/// enum that nothing is declared with, leaves no trace.
+/// BTF describes the types of compiled code. A struct without a variable, of which the code uses
+/// only the size, and an enum without a variable leave no trace.
 pub(crate) struct Unknown {
     /// The reason.
     pub(crate) reason: &'static str,
