@@ -1,4 +1,4 @@
-//! Memory that somebody else also touches: the kernel, a device, another process.
+//! Memory that the kernel, a device or another process also accesses.
 //!
 //! It is safe to use from outside: lengths are checked, shared words are atomics, bytes that a device may write
 //! at any time are copied and never borrowed, and a mapping is unmapped only by the process that made it.

@@ -1,4 +1,4 @@
-//! Where queue memory comes from: a parent domain's allocator, or pages of this library's own.
+//! The source of queue memory: a parent domain's allocator, or pages of this library's own.
 
 mod arena;
 mod huge;
@@ -26,8 +26,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use uverbs_uapi::device::rdma_driver_id;
 
-/// What a buffer is for: the kernel's driver id in the upper 32 bits, the driver's own code in the
-/// lower, as `ibv_alloc_parent_domain` passes it.
+/// The purpose of a buffer: the kernel's driver id in the upper 32 bits, the driver's own code in
+/// the lower, as in the `resource_type` of `ibv_alloc_parent_domain`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceType(pub u64);
 
@@ -40,7 +40,7 @@ impl ResourceType {
     /// is there for allocators that serve others as well.
     #[doc(alias = "MLX5DV_RES_TYPE_RWQ")]
     pub const MLX5_RWQ: ResourceType = ResourceType::mlx5(2);
-    /// A doorbell record on mlx5, 8 bytes: how far a queue was filled or emptied.
+    /// A doorbell record on mlx5, 8 bytes: the producer or consumer indices of a queue.
     #[doc(alias = "MLX5DV_RES_TYPE_DBR")]
     pub const MLX5_DBR: ResourceType = ResourceType::mlx5(3);
     /// A shared receive queue on mlx5.
@@ -104,9 +104,9 @@ impl DomainView<'_> {
         self.domain.handle()
     }
 
-    /// What the program gave the parent domain by
-    /// [`pd_context`](crate::ParentDomainBuilder::pd_context): which of the domains that share this
-    /// allocator asks. 0 unless it was given.
+    /// The number that the program gave the parent domain by
+    /// [`pd_context`](crate::ParentDomainBuilder::pd_context), to tell domains that share this
+    /// allocator apart. 0 unless it was given.
     pub fn pd_context(&self) -> u64 {
         self.pd_context
     }
@@ -126,7 +126,7 @@ impl fmt::Debug for DomainView<'_> {
     }
 }
 
-/// What an allocator returns.
+/// The answer of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// Memory of the size and alignment that was asked for.
@@ -147,7 +147,7 @@ pub enum Allocation {
 ///
 /// # Sizes and alignments
 ///
-/// On mlx5 these are asked for; the size is in each case what the device's queue needs:
+/// On mlx5 the library asks for these alignments; the size is that of the device's queue:
 ///
 /// | buffer | alignment |
 /// |---|---|
@@ -163,22 +163,21 @@ pub enum Allocation {
 ///
 /// # Safety
 ///
-/// Memory returned by [`alloc`](Self::alloc) must be readable and writable, of at least the size
-/// and alignment asked for, used by nobody else until [`free`](Self::free), and must stay at its
-/// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
-/// writes it. A dma-buf that [`dmabuf`](Self::dmabuf) returns has this memory, and no other, from the offset on: the
-/// device goes by the dma-buf, and would otherwise write what is not the queue's. If a child inherits a
-/// [`Completions`](crate::Completions) and asks it for the next completion, it finds the parent's completions in shared
-/// memory, and dies of a signal with `MADV_DONTFORK`. Every other call fails because the process is a fork.
+/// Memory returned by [`alloc`](Self::alloc) must be readable and writable, of at least the size and alignment asked
+/// for, used by nobody else until [`free`](Self::free), and must stay at its physical place across `fork` (shared,
+/// `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and writes it. A dma-buf that [`dmabuf`](Self::dmabuf) returns
+/// has this memory, and no other, from the offset on: the device addresses the dma-buf, and would otherwise write
+/// outside the queue. If a child inherits a [`Completions`](crate::Completions) and asks it for the next completion, it
+/// finds the parent's completions in shared memory, and dies of a signal with `MADV_DONTFORK`. Every other call fails
+/// because the process is a fork.
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {
     /// Memory of the layout's size and alignment; the library zeroes it.
     fn alloc(&self, domain: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation;
 
-    /// Takes back what `alloc` returned as [`Allocation::Memory`], with the layout and the resource
-    /// that were asked for: once for each, after the kernel confirmed that the object is gone, and
-    /// never for a default buffer.
+    /// Takes back memory that `alloc` returned as [`Allocation::Memory`], with the same layout and resource: once for
+    /// each, after the kernel confirmed that the object is gone, and never for a default buffer.
     ///
     /// # Safety
     ///
@@ -237,8 +236,8 @@ pub unsafe trait QueueAllocator:
     /// # Safety
     ///
     /// `memory` was returned by `alloc` of this allocator and has not been freed. The caller uses the dma-buf
-    /// only to name the memory to the kernel, and gives it to nobody, who could register it as a memory
-    /// region and let peers write the queue.
+    /// only to name the memory to the kernel, and gives it to nobody: another holder could register it as a
+    /// memory region and let peers write the queue.
     #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
     #[doc(alias = "UVERBS_ATTR_CREATE_QP_BUF_UMEM")]
     unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
@@ -304,8 +303,7 @@ impl DomainAllocator {
         DomainView { domain: &*self.domain, pd_context: self.pd_context }
     }
 
-    /// Gives memory back to the allocator. A panic there must not leave a drop: it is counted with
-    /// what could not be freed.
+    /// Gives memory back to the allocator. A panic there must not leave a drop: it is counted as a leak.
     fn give_back(&self, memory: NonNull<u8>, layout: Layout, resource: ResourceType) {
         let freed = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: this allocator returned the memory for the layout, and this is called once for it, when its
@@ -313,18 +311,18 @@ impl DomainAllocator {
             unsafe { self.allocator.free(&self.view(), memory, layout, resource) }
         }));
         if let Err(payload) = freed {
-            // What was thrown may itself panic when it is dropped.
+            // Dropping the payload of the panic may panic again.
             std::mem::forget(payload);
             self.domain.count_leak();
         }
     }
 }
 
-/// Where one creation gets the memory of its queues.
+/// The source of queue memory for one creation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     pub(crate) verb: &'static str,
-    /// The allocator of the domain that is created in; without one, memory is this library's own.
+    /// The allocator of the parent domain; without one, the library allocates the memory itself.
     pub(crate) allocator: Option<&'a Arc<DomainAllocator>>,
 }
 

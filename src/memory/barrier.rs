@@ -1,10 +1,10 @@
-//! Order between this processor and a device, under the names of what is ordered.
+//! Barriers between this processor and a device, each named after the accesses that it orders.
 //!
-//! Language fences order threads. A device is none: on aarch64 a release fence becomes a barrier
-//! of the inner shareable domain, and a device may be outside of that. So each function here is
-//! the instruction that the architecture's manual gives for memory shared with a device, and a
-//! barrier for the compiler at the same time. On an architecture that is not listed they are full
-//! fences, and [`KNOWN`] is false so that no device is driven on that guess.
+//! Language fences order threads, and a device is not a thread: on aarch64 a release fence becomes
+//! a barrier of the inner shareable domain, and a device may be outside that domain. So each
+//! function here is the instruction that the architecture's manual gives for memory shared with a
+//! device, and a compiler barrier. On an architecture that is not listed they are full fences, and
+//! [`KNOWN`] is false so that no device is driven on that guess.
 
 #[cfg(test)]
 use super::recorded_order::{RecordedStep, record_step};
@@ -15,7 +15,7 @@ pub(crate) const KNOWN: bool = cfg!(any(target_arch = "x86_64", target_arch = "a
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 macro_rules! instruction {
     (store) => {
-        // Stores to ordinary memory leave an x86 processor in order; only the compiler is held.
+        // x86 keeps stores to ordinary memory in order; only the compiler must be kept from reordering them.
         core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst)
     };
     (load) => {
@@ -23,7 +23,7 @@ macro_rules! instruction {
         unsafe { core::arch::asm!("lfence", options(nostack, preserves_flags)) }
     };
     (done) => {
-        // An x86 processor stores after it has loaded; only the compiler is held.
+        // x86 does not move stores before earlier loads; only the compiler must be kept from it.
         core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst)
     };
     (combining) => {
@@ -53,8 +53,8 @@ macro_rules! instruction {
     };
 }
 
-// Miri interprets no instructions. There a device is another thread, and a barrier orders no more
-// than it says.
+// Miri interprets no instructions. There a device is another thread, and each barrier is the
+// weakest fence that its name promises.
 #[cfg(miri)]
 macro_rules! instruction {
     (load) => {
@@ -75,11 +75,12 @@ macro_rules! instruction {
     };
 }
 
-/// What was stored to memory before is there for the device when it sees what is stored after.
+/// Orders stores to memory before it ahead of stores after it, as the device sees them: a WQE
+/// before its doorbell record.
 ///
-/// On aarch64 it orders no loads: what the program read before may be read after the device was told to
-/// write there. Loans order them, by the Release with which each is entered in its table; a program that
-/// rings by itself has to.
+/// On aarch64 it orders no loads: a load before the barrier may happen after the doorbell, when the
+/// device writes there. Loans order such loads, by the Release that enters each in its table; a program
+/// that rings by itself must order them.
 #[inline(always)]
 pub(crate) fn udma_to_device() {
     #[cfg(test)]
@@ -87,7 +88,8 @@ pub(crate) fn udma_to_device() {
     instruction!(store);
 }
 
-/// What the device stored to memory before a word that was loaded is loaded after that word.
+/// Orders the load of a word before it, an `op_own` for example, ahead of loads of the memory that
+/// the device wrote before that word.
 #[inline(always)]
 pub(crate) fn udma_from_device() {
     #[cfg(test)]
@@ -95,8 +97,8 @@ pub(crate) fn udma_from_device() {
     instruction!(load);
 }
 
-/// What was loaded before is loaded before the device sees what is stored after, and writes over
-/// it.
+/// Orders loads before it ahead of stores after it: a CQE is read before the device sees the
+/// consumer index and overwrites the CQE.
 #[inline(always)]
 pub(crate) fn udma_done_reading() {
     #[cfg(test)]
@@ -104,7 +106,7 @@ pub(crate) fn udma_done_reading() {
     instruction!(done);
 }
 
-/// Stores to memory are there before the store to a write-combining register that follows.
+/// Orders stores to memory ahead of the following store to a write-combining register.
 #[inline(always)]
 pub(crate) fn mmio_wc_start() {
     #[cfg(test)]
@@ -112,7 +114,7 @@ pub(crate) fn mmio_wc_start() {
     instruction!(combining);
 }
 
-/// Stores to a register leave the write-combining buffer now, before any that follow.
+/// Flushes stores to a register out of the write-combining buffer, ahead of all following stores.
 #[inline(always)]
 pub(crate) fn mmio_flush() {
     #[cfg(test)]

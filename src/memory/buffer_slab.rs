@@ -1,8 +1,8 @@
-//! Memory that is cut into buffers of one size. A buffer has one owner at a time, or many who only read it.
+//! Memory that is cut into buffers of one size. A buffer has one owner at a time, or many that only read it.
 //!
 //! Buffers are taken and come back from any thread, without a lock and without an allocation. This file
-//! does not know what a device does to the memory: the holder of a buffer keeps it until the device is
-//! done, and registers the memory without the right for peers to write, because buffers are slices.
+//! does not track the device's accesses: the holder of a buffer keeps it until the device is done, and
+//! registers the memory without the right for peers to write, because buffers are slices.
 
 use super::region::StableBytes;
 use crate::abort::abort;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct SlabPages {
     mapping: Arc<MmapRaw>,
-    /// A huge page may have more bytes than this, and the kernel would count all that are registered against the
-    /// limit of locked memory.
+    /// The mapping of a huge page may be longer. Only this length is registered, because the kernel counts
+    /// registered bytes against the limit of locked memory.
     length: usize,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct BufferSlab<K, N> {
     heads: Box<[BufferHead<K, N>]>,
 }
 
-/// The head of one buffer, on a cache line of its own. A request finds all that it needs of the buffer here.
+/// The head of one buffer, on a cache line of its own. It has all fields of the buffer that a request needs.
 #[repr(align(64))]
 struct BufferHead<K, N> {
     start: *mut u8,
@@ -141,7 +141,7 @@ impl<K, N> BufferSlab<K, N> {
             let head = self.heads.get((free as u32).checked_sub(1)? as usize)?;
             let next = head.next.load(Ordering::Relaxed);
             let changed = list_after(free, next);
-            // Acquire pairs with the Release of `give_back`, which orders what the last owner did.
+            // Acquire pairs with the Release of `give_back`, so that the last owner's accesses come first.
             match self.free.compare_exchange_weak(
                 free,
                 changed,
@@ -186,7 +186,7 @@ fn list_after(list: u64, first: u32) -> u64 {
 
 /// The only owner of a buffer.
 pub(crate) struct SlabBuffer<K, N> {
-    /// In a slab that this holds.
+    /// The head, in the slab that this buffer keeps alive.
     head: NonNull<BufferHead<K, N>>,
 }
 
@@ -202,7 +202,7 @@ impl<K, N> SlabBuffer<K, N> {
         unsafe { self.head.as_ref() }
     }
 
-    /// The copy of what all buffers have in common.
+    /// The buffer's copy of the value that all buffers share.
     #[inline(always)]
     pub(crate) fn common(&self) -> &N {
         &self.head().common
@@ -275,7 +275,7 @@ fn release<K, N>(head: NonNull<BufferHead<K, N>>) {
 pub(crate) struct SharedSlabBuffer<K, N>(SlabBuffer<K, N>);
 
 impl<K, N> SharedSlabBuffer<K, N> {
-    /// The copy of what all buffers have in common.
+    /// The buffer's copy of the value that all buffers share.
     #[inline(always)]
     pub(crate) fn common(&self) -> &N {
         self.0.common()
@@ -395,8 +395,8 @@ mod tests {
         assert_eq!(last, Some(region.address() + 9_900));
     }
 
-    /// A thread that read the list before must not take its first buffer as if nothing had happened: that buffer's
-    /// successor may be in use.
+    /// A thread that read the list before a change must not take its first buffer (ABA): that buffer's successor
+    /// may be in use.
     #[test]
     fn a_list_that_was_changed_and_looks_the_same_compares_unequal() {
         let slab = slab(64, 2);

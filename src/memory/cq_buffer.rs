@@ -1,4 +1,4 @@
-//! Completions in the queue that a device writes them to, and how far they are consumed.
+//! The ring that a device writes CQEs to, and the consumer index.
 //!
 //! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after its
 //! `op_own`; the poller puts a barrier between the two, and uses nothing of a CQE that is marked as unwritten.
@@ -14,7 +14,7 @@ use uverbs_uapi::endian::{Be16, Be32};
 /// A ring of completions, 64 or 128 bytes each and a power of two of them.
 #[derive(Clone, Debug)]
 pub(crate) struct CqBuffer {
-    /// The part of the first CQE that says what it is.
+    /// The core of the first CQE: its last 64 bytes, with the fields of every completion.
     base: *mut u8,
     mask: u32,
     /// Binary logarithm of a CQE's bytes.
@@ -27,7 +27,7 @@ unsafe impl Send for CqBuffer {}
 // SAFETY: as above; shared use reads only.
 unsafe impl Sync for CqBuffer {}
 
-/// Bytes of what every completion has; in a longer CQE it is the last part.
+/// Bytes of a CQE's core, the fields that every completion has. In a CQE of 128 bytes it is the second half.
 const CORE: usize = 64;
 
 impl CqBuffer {
@@ -100,12 +100,11 @@ pub(crate) struct CqReader {
     cqes: CqBuffer,
     /// The next CQE.
     next: *mut u8,
-    /// Where the CQE after the last would be.
+    /// The address behind the last CQE.
     end: *mut u8,
     /// Bytes of a CQE.
     stride: usize,
-    /// CQEs consumed in all, above bits that are not used: so that 24 of it are left, and none has
-    /// to be masked.
+    /// The number of CQEs consumed, shifted left by 8: the 24 bits of the consumer index are left, and need no mask.
     consumed: u32,
     /// The parity of the pass over the ring, as the lowest bit.
     parity: u8,
@@ -123,7 +122,7 @@ pub(crate) const UNWRITTEN: u8 = 0xf0;
 /// The `op_own` of a CQE before the device knows the ring: in the first pass its owner bit, too, says that the
 /// CQE is the device's.
 const INITIAL: u8 = UNWRITTEN | PARITY;
-/// Bits below the count of consumed CQEs.
+/// Bits by which `consumed` is shifted.
 const UNUSED: u32 = 8;
 
 impl CqReader {
@@ -199,7 +198,7 @@ impl CqReader {
         Some(found)
     }
 
-    /// The CQE before the next.
+    /// The CQE before the next one.
     #[inline(always)]
     pub(crate) fn last(&self) -> Cqe<'_> {
         let after = if self.next == self.cqes.base { self.end } else { self.next };
@@ -221,7 +220,7 @@ impl CqReader {
     }
 }
 
-/// A number that is read as one, and need not be aligned.
+/// A number that one load reads, without alignment.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Anywhere(u32);
@@ -252,7 +251,7 @@ impl Cqe<'_> {
         unsafe { place.read_volatile() }
     }
 
-    /// Marks what the device has not written, and does not know yet.
+    /// Marks a CQE as unwritten, before the device knows the ring.
     pub(crate) fn mark_unwritten(&self) {
         self.set_op_own(INITIAL);
     }
@@ -292,8 +291,8 @@ impl Cqe<'_> {
     #[inline(always)]
     pub(crate) fn be24<const AT: usize>(&self) -> u32 {
         const { assert!(AT + 4 <= CORE) };
-        // With that byte, which is shifted out: to mask one in front of it would cost more.
-        // SAFETY: inside, as asserted.
+        // Loaded with the byte behind it, which is shifted out: masking a byte before it would cost
+        // more. SAFETY: inside, as asserted.
         unsafe { self.unaligned(AT) >> 8 }
     }
 
@@ -317,8 +316,8 @@ impl Cqe<'_> {
         record_step(RecordedStep::Completion);
         // SAFETY: inside, as the caller promises.
         let place = unsafe { self.core.add(at) };
-        // SAFETY: inside and initialised. Volatile, as a CQE that was never written may look as if it
-        // was, and the device may be writing it; what is read then is not used.
+        // SAFETY: inside and initialised. Volatile, as an unwritten CQE may look written, and the
+        // device may be writing it; the value is not used then.
         let Anywhere(number) = unsafe { place.cast::<Anywhere>().read_volatile() };
         u32::from_be(number)
     }
@@ -335,7 +334,7 @@ impl Cqe<'_> {
         unsafe { place.cast::<Be32>().read() }.get()
     }
 
-    /// The first half of the part that says what the CQE is.
+    /// The first half of the core.
     pub(crate) fn start(&self) -> [u8; CORE / 2] {
         // SAFETY: inside, aligned for bytes and initialised; the device has finished with the CQE.
         unsafe { self.core.cast::<[u8; CORE / 2]>().read() }

@@ -73,7 +73,7 @@ unsafe impl Send for DoorbellRecord {}
 unsafe impl Sync for DoorbellRecord {}
 
 impl DoorbellRecord {
-    /// A record in memory of its own, zeroed as that is; `None` unless there are eight bytes at a
+    /// A record in memory of its own, which is zeroed; `None` unless there are eight bytes at a
     /// multiple of eight, so that they are in one page.
     pub(crate) fn custom(memory: QueueMemory) -> Option<DoorbellRecord> {
         let base = memory.range(0, RECORD, RECORD)?;
@@ -85,7 +85,7 @@ impl DoorbellRecord {
         self.base.as_ptr().expose_provenance() as u64
     }
 
-    /// The memory that the record has to itself, if it has.
+    /// The record's own memory, if it is not in a shared page.
     pub(crate) fn memory(&self) -> Option<&QueueMemory> {
         self.memory.as_ref()
     }
@@ -111,7 +111,7 @@ impl DoorbellRecord {
         unsafe { self.place(n).write_volatile(Be32::new(value)) };
     }
 
-    /// What a word says.
+    /// The value of a word.
     #[cfg(test)]
     pub(crate) fn get(&self, n: usize) -> u32 {
         // SAFETY: the word is inside, aligned and initialised.
@@ -148,7 +148,7 @@ impl<const N: usize> RecordWord<N> {
         &self._record
     }
 
-    /// Tells the device. What the number announces must have been ordered before it.
+    /// Stores the index for the device. The caller orders the stores that the index announces before it.
     #[inline(always)]
     pub(crate) fn set(&self, value: u32) {
         #[cfg(test)]
@@ -198,7 +198,7 @@ mod tests {
         let record = Arc::new(record);
         record.word::<0>().set(1 << 31);
         assert_eq!(record.get(0), 1 << 31);
-        // By this memory a command names the record's dma-buf.
+        // A command names the record's dma-buf by this memory.
         assert_eq!(record.memory().map(QueueMemory::addr), Some(record.addr()));
         assert!(DoorbellPages::new().unwrap().alloc().unwrap().memory().is_none());
         let mut short = [0u64; 1];

@@ -1,9 +1,9 @@
-//! Doorbell registers of a device: one store says that a queue has something to do, and a
-//! BlueFlame register takes the request itself.
+//! Doorbell registers of a device: one store announces WQEs of a queue, and a BlueFlame register
+//! takes a copy of the WQE itself.
 //!
-//! Pairs with a mapped UAR page. Pages are write-combining where the processor can, so a ring
-//! begins with [`mmio_wc_start`], which keeps the doorbell record in front of the register, and
-//! ends with [`mmio_flush`], which keeps the next ring behind this one.
+//! Pairs with a mapped UAR page. Pages are write-combining where the processor supports it. So a
+//! ring begins with [`mmio_wc_start`], which orders the doorbell record before the register, and
+//! ends with [`mmio_flush`], which orders this ring before the next.
 
 use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
@@ -27,9 +27,9 @@ pub(crate) struct DoorbellRegister {
     /// Bytes of each of the two buffers that requests are copied to in turn; 0 where the register
     /// takes doorbells only.
     buffer: usize,
-    /// One less than the segments of a request that a buffer takes.
+    /// The most segments of a request that a buffer takes, less one.
     most: u32,
-    /// Which buffer comes next, as an offset.
+    /// The offset of the next buffer.
     next: AtomicUsize,
     held: AtomicBool,
     mapping: Arc<Mapping>,
@@ -51,7 +51,7 @@ impl Drop for LockedRegister<'_> {
     fn drop(&mut self) {
         #[cfg(test)]
         record_step(RecordedStep::Unlock);
-        // Pairs with the Acquire of `try_hold`: which buffer comes next is known to the next.
+        // Pairs with the Acquire of `try_hold`: the next holder sees which buffer comes next.
         self.register.held.store(false, Ordering::Release);
     }
 }
@@ -94,7 +94,7 @@ impl DoorbellRegister {
     /// it. As with a ring, the caller is the only user, or holds the lock.
     #[cold]
     pub(crate) fn tell(&self, word: u64) {
-        // The turn was taken, so that the buffer of this ring is the other one.
+        // The ring has switched buffers already, so its own buffer is the other one.
         let buffer = self.next.load(Ordering::Relaxed) ^ self.buffer;
         let at = self.base.addr() - self.mapping.as_ptr().addr() + buffer;
         self.mapping.tell(at, &word.to_ne_bytes());
@@ -115,7 +115,7 @@ impl DoorbellRegister {
     fn try_hold(&self) -> bool {
         #[cfg(not(loom))]
         return !self.held.swap(true, Ordering::Acquire);
-        // The same for a model, in which a thread could read what it stored here itself for ever.
+        // The same for a loom model, in which a thread could read its own old store for ever.
         #[cfg(loom)]
         return self
             .held
@@ -125,7 +125,7 @@ impl DoorbellRegister {
 
     #[cold]
     fn wait(&self) {
-        /// Looks before the processor is left to somebody else, the holder for one.
+        /// Attempts before the thread yields the processor, to the holder for example.
         const PATIENCE: u32 = 100;
         let mut looks = 0u32;
         while self.held.load(Ordering::Relaxed) || !self.try_hold() {
@@ -147,7 +147,7 @@ impl DoorbellRegister {
         now
     }
 
-    /// Rings by one word, given as it shall lie in the register.
+    /// Rings by one word, in the byte order in the register.
     #[inline(always)]
     pub(crate) fn doorbell(&self, word: u64) {
         let offset = self.take_turn();
@@ -169,7 +169,7 @@ impl DoorbellRegister {
     }
 
     /// Hands over a request of `count` segments that begins at a WQEBB of its queue; `false`, and nothing done,
-    /// if it is not `single`, does not fit, or is one segment, which is nothing but the doorbell.
+    /// if it is not `single`, does not fit, or is a single segment, for which a doorbell does.
     #[inline(always)]
     #[must_use]
     pub(crate) fn blueflame(
@@ -179,13 +179,13 @@ impl DoorbellRegister {
         count: u32,
         single: bool,
     ) -> bool {
-        // The length first, of which none fits where there are no buffers; less than two wraps.
+        // The length first: without buffers no length fits, and lengths below two wrap.
         if count.wrapping_sub(2) >= self.most || !single {
             return false;
         }
         let offset = self.take_turn();
-        // Pairs with the device reading the doorbell record, and the ring where the copy does not
-        // suffice.
+        // Pairs with the device's read of the doorbell record and, where the copy does not suffice,
+        // of the WQE in the ring.
         mmio_wc_start();
         #[cfg(test)]
         record_step(RecordedStep::BlueFlame);
@@ -198,7 +198,7 @@ impl DoorbellRegister {
             // SAFETY: a buffer is whole WQEBBs, and takes as many segments as there are.
             unsafe { store_rest(place, queue, wqe, count) };
         }
-        // Pairs with the device gathering one burst: what comes next must not be combined with it.
+        // Pairs with the device gathering one burst: later stores must not be combined with it.
         mmio_flush();
         true
     }
@@ -217,8 +217,8 @@ unsafe impl Send for DoorbellRegisterWord {}
 unsafe impl Sync for DoorbellRegisterWord {}
 
 impl DoorbellRegisterWord {
-    /// Rings, by a word given as it shall lie there. Nobody has to be kept out of a register without
-    /// buffers: the store is one access, and there is no turn to take.
+    /// Rings, by a word in the byte order there. A register without buffers needs no lock: the
+    /// store is one access, and no buffer is switched.
     #[inline(always)]
     pub(crate) fn ring(&self, word: u64) {
         const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };
@@ -268,8 +268,8 @@ unsafe fn store_rest(place: *mut [u64; 2], queue: &Wqebbs, wqe: WqebbOffset, cou
         // SAFETY: the caller's promise.
         return unsafe { store_from(1, place, queue, wqe, count) };
     };
-    // One after the other, as long as buffers mostly are: a loop would cost as much again.
-    // SAFETY: the run has more than one WQEBB.
+    // Unrolled up to the usual length of a buffer: a loop would double the cost. SAFETY: the run
+    // has more than one WQEBB.
     store(1, unsafe { run.get(1) });
     if count <= 2 * SEGMENTS_PER_WQEBB {
         return;

@@ -1,5 +1,5 @@
 //! A file in memory by which a test plays a kernel or a device: the library maps it, and the test
-//! reads and writes it from beside the mapping.
+//! reads and writes the file.
 //!
 //! Miri maps no files. There it is memory that both sides share, so that Miri sees whether accesses
 //! of one are ordered with those of the other: a word is then loaded with Acquire and stored with
@@ -32,7 +32,7 @@ mod imp {
             Mapping::of_fd(self.0.as_fd(), 0, length, epoch)
         }
 
-        /// The same, to be looked at only.
+        /// The same, read-only.
         pub(crate) fn map_read_only(&self, length: usize, epoch: Epoch) -> Result<Mapping, Errno> {
             Mapping::read_only(self.0.as_fd(), 0, length, epoch)
         }

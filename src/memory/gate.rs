@@ -9,7 +9,7 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What may be done with a queue, as a level: each operation needs a least level. Level 0 is shut.
+/// The operations that a queue's state allows, as a level: each operation needs a least level. Level 0 is shut.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     level: *const AtomicU8,
@@ -48,11 +48,11 @@ impl Gate {
     /// Whether the gate is at `least` or above.
     #[inline(always)]
     pub(crate) fn is_at(&self, least: NonZeroU8) -> bool {
-        // Acquire pairs with the Release of the store that raised the level: what the state needs is set up.
+        // Acquire pairs with the Release of the store that raised the level, so that the setup before it is visible.
         self.level().load(Ordering::Acquire) >= least.get()
     }
 
-    /// Whether nothing may be done: in a forked child, or before the queue was first made ready.
+    /// Whether the gate is shut: in a forked child, or before the queue was first made ready.
     #[inline(always)]
     pub(crate) fn is_shut(&self) -> bool {
         self.level().load(Ordering::Relaxed) == 0

@@ -1,4 +1,4 @@
-//! Huge pages that a device reaches, on kernels that give them away.
+//! Pinned huge pages and `fork` before Linux 5.12.
 //!
 //! Before Linux 5.12 a fork lets parent and child share pinned huge pages. The first write of the parent then
 //! gets a new page (`hugetlb_cow`), and the device goes on with the old one. Pages that the child does not
@@ -9,8 +9,8 @@ use rustix::mm::{Advice, madvise};
 use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
-/// Keeps the pages of more than `page_size` bytes that a range touches from forked children, from now on. What is
-/// in other pages stays as it is.
+/// Keeps the pages of more than `page_size` bytes that a range touches from forked children, from now on. Other
+/// pages stay as they are.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! A mapping that the kernel or a device writes as well, and that outlives no one by accident.
+//! Mappings that the kernel or a device writes as well.
 //!
 //! Pairs with the `mmap` of a uverbs file: queue buffers of rxe, doorbell pages of mlx5.
 
@@ -9,12 +9,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use uverbs_host::{HostFile, HostPages};
 
-/// Where providers get mappings from: the file that the kernel's offsets belong to.
+/// The source of providers' mappings: the file that the kernel's offsets belong to.
 pub(crate) trait Mapper {
     /// Maps queue or doorbell memory at an offset that the kernel returned.
     fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
 
-    /// Maps what may be looked at only.
+    /// Maps memory that may only be read.
     fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
 }
 
@@ -31,7 +31,7 @@ enum Raw {
 #[derive(Debug)]
 struct Hosted {
     file: Arc<dyn HostFile>,
-    /// Where in the file the pages begin.
+    /// The offset in the file where the pages begin.
     offset: u64,
 }
 
@@ -117,7 +117,7 @@ impl Mapping {
         }
     }
 
-    /// Has a device in this process bring its registers up to date.
+    /// Asks a device in this process to update its registers in memory.
     #[cold]
     pub(crate) fn look(&self) {
         if let Some(hosted) = self.pages.hosted.as_ref().filter(|_| !self.is_inherited()) {
@@ -132,8 +132,8 @@ impl Mapping {
         }
     }
 
-    /// Whether the caller runs in a child of the process that made the mapping. What it writes
-    /// there, the parent's device reads.
+    /// Whether the caller runs in a child of the process that made the mapping. Such a child must
+    /// not write there: the parent's device reads it.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         self.pages.is_inherited()

@@ -55,15 +55,15 @@ impl MmioPage {
         Some(unsafe { self.base.add(offset) }.cast())
     }
 
-    /// Stores `value` as it shall lie in the page; `None`, and nothing stored, unless it is inside
-    /// and aligned. Earlier stores to memory are seen by the device first, and the store leaves the
-    /// CPU before this returns. The page must be writable.
+    /// Stores `value` in the byte order of the page; `None`, and nothing stored, unless it is
+    /// inside and aligned. Earlier stores to memory are seen by the device first, and the store
+    /// leaves the CPU before this returns. The page must be writable.
     pub(crate) fn store<T: Word>(&self, offset: usize, value: T) -> Option<()> {
         let place = self.place::<T>(offset)?;
         mmio_wc_start();
         #[cfg(test)]
         record_step(RecordedStep::Doorbell);
-        // SAFETY: inside and aligned; a device's page has no other meaning than what is stored.
+        // SAFETY: inside and aligned; a device's page is no Rust object.
         unsafe { place.write_volatile(value) };
         mmio_flush();
         if self.mapping.is_hosted() {
@@ -72,8 +72,8 @@ impl MmioPage {
         Some(())
     }
 
-    /// The word at `offset` as it lies in the page; `None` unless it is inside and aligned. Loads
-    /// after this one come after it.
+    /// The word at `offset`, in the byte order of the page; `None` unless it is inside and aligned.
+    /// Later loads are ordered after this one.
     pub(crate) fn load<T: Word>(&self, offset: usize) -> Option<T> {
         let place = self.place::<T>(offset)?;
         if self.mapping.is_hosted() {

@@ -1,7 +1,7 @@
 //! Memory of a device that is mapped into this process: read and written in words, never borrowed.
 //!
-//! Pairs with what `mmap` of a uverbs file returns for device memory: pages of the device's own
-//! address range, which combine writes. [`MmioPage`](super::mmio_page::MmioPage) is the like of it for doorbells.
+//! Pairs with the `mmap` of device memory through a uverbs file: write-combining pages of the device's own
+//! address range. [`MmioPage`](super::mmio_page::MmioPage) is the counterpart for doorbells.
 
 use super::barrier::{mmio_flush, mmio_wc_start, udma_from_device};
 use super::mapping::Mapping;
@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 /// The width of every access, in bytes. Devices promise nothing about narrower ones.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// A part of a mapping that is somebody's.
+/// The part of a mapping that belongs to one allocation of device memory.
 #[derive(Debug)]
 pub(crate) struct MmioWindow {
     base: *mut u32,
@@ -63,10 +63,10 @@ impl MmioWindow {
             #[cfg(test)]
             record_step(RecordedStep::DeviceMemory);
             // SAFETY: `words` checked that all of them are inside, and they are aligned since the
-            // base is; the memory has no other meaning than what is stored.
+            // base is; the memory is plain bytes.
             unsafe { to.wrapping_add(at).write_volatile(u32::from_ne_bytes(*word)) };
         }
-        // Pairs with the device reading the memory for a request that is rung for later.
+        // Pairs with the device's read of the memory for a request that is rung later.
         mmio_flush();
         Some(())
     }
@@ -76,7 +76,7 @@ impl MmioWindow {
     pub(crate) fn load(&self, offset: usize, bytes: &mut [u8]) -> Option<()> {
         let from = self.words(offset, bytes.len())?;
         let words = <[[u8; WORD]]>::mut_from_bytes(bytes).ok()?;
-        // Pairs with the device writing the memory before the completion that the caller saw.
+        // Pairs with the device's write of the memory before the completion that the caller saw.
         udma_from_device();
         for (at, word) in words.iter_mut().enumerate() {
             #[cfg(test)]

@@ -26,7 +26,7 @@ impl<'a, T: FromBytes + IntoBytes> OutPointer<'a, T> {
 
     /// The value, after the call has written it.
     pub(crate) fn read(self) -> T {
-        // SAFETY: borrowed exclusively since `new`, and whatever bytes the kernel wrote are a `T`.
+        // SAFETY: borrowed exclusively since `new`, and any bytes that the kernel wrote are a `T`.
         unsafe { self.target.read_volatile() }
     }
 }

@@ -1,11 +1,11 @@
 //! Memory of queues that a device reads or writes by itself.
 //!
-//! A ring holds an `Arc` of the memory. The owner of the kernel's object holds another one, which it
-//! drops only after the kernel confirmed that the object is gone. The rings that are laid into it,
+//! A ring holds an `Arc` of the memory. The owner of the kernel's object holds another one, which it drops
+//! only after the kernel confirmed that the object is gone. The rings that are laid into it,
 //! [`WqeSegments`](super::wqe_segment::WqeSegments) and [`Wqebbs`](super::wqebb::Wqebbs) of requests and
-//! [`CqBuffer`](super::cq_buffer::CqBuffer) of completions, check once that they fit, and then mask
-//! every index, so that no index can leave the memory. Only what is longer than a WQEBB is compared with the
-//! end, to see whether it goes on at the beginning.
+//! [`CqBuffer`](super::cq_buffer::CqBuffer) of completions, check once that they fit, and then mask every
+//! index, so that no index can leave the memory. Only data longer than a WQEBB is compared with the end, to
+//! see whether it wraps around.
 
 use super::shared_pages::{self, PageRange};
 use crate::sync::fork::Epoch;
@@ -21,14 +21,14 @@ use std::ptr::NonNull;
 pub struct DmaBufPart {
     /// The dma-buf; a duplicate will do.
     pub file: OwnedFd,
-    /// Where in it the memory begins, in bytes.
+    /// The offset in it where the memory begins, in bytes.
     pub offset: u64,
 }
 
 /// Gives custom memory back when nothing uses it any more.
 pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
 
-/// Whose the memory is, and how it is released.
+/// The owner of the memory, which decides how it is released.
 enum Keeper {
     PageRange(ManuallyDrop<PageRange>),
     Pages(ManuallyDrop<MmapRaw>),
@@ -76,15 +76,14 @@ impl QueueMemory {
         for offset in (0..length).step_by(page) {
             // SAFETY: inside the memory.
             let first = unsafe { base.add(offset) };
-            // SAFETY: nobody else has the memory yet, in which zero is what lies there already.
+            // SAFETY: nobody else has the memory yet; it is zero already, so the store changes nothing.
             unsafe { first.write_volatile(0) };
         }
         Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
-    /// Takes over `length` bytes at `base` and zeroes them: what an allocator left there would be
-    /// taken for requests and completions. `release` is called once, when the last holder is
-    /// gone, and never in a forked child.
+    /// Takes over `length` bytes at `base` and zeroes them: stale bytes would be taken for requests and completions.
+    /// `release` is called once, when the last holder is gone, and never in a forked child.
     ///
     /// # Safety
     ///
@@ -119,7 +118,7 @@ impl QueueMemory {
         self
     }
 
-    /// The dma-buf that the memory is of, and where in it the memory begins.
+    /// The dma-buf that backs the memory, and the offset where the memory begins.
     pub(crate) fn dmabuf(&self) -> Option<&DmaBufPart> {
         self.dmabuf.as_ref()
     }
@@ -175,7 +174,7 @@ impl fmt::Debug for QueueMemory {
 
 #[cfg(test)]
 impl QueueMemory {
-    /// The least that there is, shared.
+    /// A page, the smallest queue memory.
     pub(super) fn page() -> std::sync::Arc<QueueMemory> {
         std::sync::Arc::new(QueueMemory::pages(1).unwrap())
     }
@@ -221,7 +220,7 @@ mod tests {
     #[test]
     fn custom_memory_is_zeroed_and_released_once_by_the_last_holder() {
         static RELEASED: AtomicUsize = AtomicUsize::new(0);
-        // No box, which may be used by nobody else from when it is moved.
+        // Not a `Box`: moving it would claim unique access to the buffer.
         let mut buffer = vec![[0xa5a5_a5a5_a5a5_a5a5u64; 8]; 8];
         let base = NonNull::new(buffer.as_mut_ptr()).unwrap().cast::<u8>();
         let address = base.as_ptr() as u64;
@@ -243,7 +242,7 @@ mod tests {
         assert_eq!(RELEASED.load(Ordering::Relaxed), 1);
     }
 
-    /// Of a shared chunk, and a mapping of its own.
+    /// Queue memory of a shared chunk, and of a mapping of its own.
     #[test]
     #[cfg_attr(miri, ignore = "Miri seldom gives an address again")]
     fn memory_that_is_dropped_is_lent_again() {
@@ -257,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Of a shared chunk, of a mapping of its own, and of an allocator.
+    /// Queue memory of a shared chunk, of a mapping of its own, and of an allocator.
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn memory_that_a_child_drops_stays_mapped_and_is_not_given_back() {

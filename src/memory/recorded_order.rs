@@ -1,7 +1,7 @@
-//! A record of what a test's thread does to memory that a device sees, in order.
+//! A record of the accesses of a test's thread to memory that a device sees, in order.
 //!
-//! The processors that tests run on keep an order of their own that hides a missing barrier, so
-//! its absence is found by looking at what the code asked for.
+//! The processors that tests run on are ordered strongly enough to hide a missing barrier. The
+//! record has the barriers that the code asked for, and shows that one is missing.
 
 use std::cell::RefCell;
 
@@ -37,7 +37,7 @@ thread_local! {
     static STEPS: RefCell<Option<Vec<RecordedStep>>> = const { RefCell::new(None) };
 }
 
-/// Records `step` if somebody wants to know.
+/// Records `step` if a recording is running.
 pub(crate) fn record_step(step: RecordedStep) {
     STEPS.with_borrow_mut(|steps| {
         if let Some(steps) = steps {
@@ -46,7 +46,7 @@ pub(crate) fn record_step(step: RecordedStep) {
     });
 }
 
-/// What `act` does, each kind of step that repeats named once.
+/// The steps of `act`; a step that repeats is listed once.
 #[cfg(not(loom))]
 pub(crate) fn steps_of(act: impl FnOnce()) -> Vec<RecordedStep> {
     STEPS.replace(Some(Vec::new()));

@@ -1,5 +1,5 @@
-//! Memory that is registered with a device: who owns it, where it lies, and how this process
-//! touches it while the device and its peers do so, too.
+//! Memory that is registered with a device: its owner, its address, and this process's access to it
+//! while the device and peers access it, too.
 //!
 //! Pairs with `ib_umem_get` in the kernel, which takes an address range on trust. That range comes
 //! from here and from nowhere else.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Owned memory that stays where it is: what can be registered without `unsafe`.
+/// Owned memory that stays where it is, and that can be registered without `unsafe`.
 ///
 /// The library moves the value onto the heap, asks it once for its elements, and leaves it alone
 /// until the device can no longer reach them. If that never happens, because the kernel refuses to
@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// # Safety
 ///
 /// From the call of [`items`](Self::items) until the value is next moved, accessed or dropped, the implementer
-/// promises of what it returned:
+/// promises about the returned memory:
 ///
 /// - **Valid.** It is one range within one allocation, of at most `isize::MAX` bytes, initialised, readable and
 ///   writable from any thread, and it keeps its pages.
@@ -64,7 +64,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// # let _ = (second_page, pages); Ok(()) }
 /// ```
 pub unsafe trait StableBytes: Send + 'static {
-    /// What the memory consists of. Peers write it, so any bytes must be a valid value.
+    /// The type of the memory's items. Peers write them, so any bytes must be a valid value.
     type Item: FromBytes + IntoBytes;
 
     /// The memory.
@@ -124,7 +124,7 @@ pub struct Borrowed<'a>(PhantomData<&'a mut [u8]>);
 #[derive(Debug)]
 pub(crate) struct Pledged(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
-/// Memory behind a dma-buf, a device's for one: this process has no address for it.
+/// Memory behind a dma-buf, of a GPU for example: this process has no address for it.
 #[derive(Debug)]
 pub struct DmaBuf(());
 
@@ -136,10 +136,10 @@ pub struct AddressSpace(());
 #[derive(Debug)]
 pub struct Foreign(());
 
-/// What keeps registered memory alive, and where that memory lies.
+/// The owner of registered memory, which keeps it alive, and the memory's address.
 pub(crate) struct Backing<M> {
-    /// Came from `Box::into_raw`, so that moving this struct does not move, and thereby claim for
-    /// itself, whatever owns the memory.
+    /// Came from `Box::into_raw`, so that moving this struct does not move the owner of the memory,
+    /// which would claim the memory for itself.
     owner: NonNull<M>,
     start: *mut u8,
     /// Bytes that this process can reach.
@@ -147,7 +147,7 @@ pub(crate) struct Backing<M> {
     /// Bytes that the device can reach.
     reach: u64,
     location: Location,
-    /// Whether the program accesses the memory itself, and promised in `unsafe` what the rights allow that it
+    /// Whether the program accesses the memory itself. In `unsafe` it then answered for the rights that it
     /// registered the memory with.
     rights_are_promised: bool,
 }
@@ -173,7 +173,7 @@ unsafe impl<M: Send> Sync for Backing<M> {}
 
 impl<M: StableBytes> Backing<M> {
     pub(crate) fn own(memory: M) -> Self {
-        // Before the program's `items`, which may panic: then this drops the memory.
+        // Made before the call of the program's `items`, which may panic: `backing` then drops the memory.
         let mut backing = Backing::with(memory, ptr::null_mut(), 0, 0);
         // SAFETY: it came from a box just now, so nobody else knows of it.
         let items = unsafe { backing.owner.as_mut() }.items();
@@ -198,14 +198,14 @@ impl<M> Backing<M> {
         Backing { owner, start, length, reach, location, rights_are_promised: false }
     }
 
-    /// Memory that this process has no address for, and what keeps it alive.
+    /// Memory that this process has no address for, and the owner that keeps it alive.
     fn elsewhere(owner: M, reach: u64, location: Location) -> Self {
         let mut backing = Backing::with(owner, ptr::null_mut(), 0, reach);
         backing.location = location;
         backing
     }
 
-    /// Memory on the device, and what keeps it alive.
+    /// Memory on the device, and the owner that keeps it alive.
     pub(crate) fn on_device(owner: M, reach: u64) -> Self {
         Backing::elsewhere(owner, reach, Location::Device)
     }
@@ -229,7 +229,7 @@ impl<M> Backing<M> {
         self.rights_are_promised
     }
 
-    /// How many bytes from there belong to it.
+    /// The number of bytes from `address` on that the device can reach.
     pub(crate) fn reach(&self) -> u64 {
         self.reach
     }
@@ -243,7 +243,7 @@ impl<M> Backing<M> {
         self.length
     }
 
-    /// What the memory was registered with.
+    /// The owner that the memory was registered with.
     pub(crate) fn into_owner(self) -> M {
         let owner = self.owner;
         std::mem::forget(self);
@@ -313,7 +313,7 @@ impl<M> Backing<M> {
         let start: *const AtomicU64 = self.start.cast();
         // SAFETY: aligned as checked here and in bounds by division; the memory stays as long as
         // `self`; within this process nobody accesses it otherwise, as said above. Others do, as
-        // they do with memory that processes share: that is what atomics are for.
+        // with memory that processes share, for which atomics are made.
         start.is_aligned().then(|| unsafe { std::slice::from_raw_parts(start, words) })
     }
 }
@@ -352,16 +352,16 @@ impl<'a> Backing<Borrowed<'a>> {
 
 /// Memory of others that is registered within the time of one call; see [`Pledges::during`].
 pub(crate) struct Pledges<'env> {
-    /// One for each region, which has the other half.
+    /// One `Arc` for each region, which holds a clone.
     held: Vec<Arc<()>>,
     epoch: Epoch,
     memory: PhantomData<&'env mut &'env mut [u8]>,
 }
 
 impl<'env> Pledges<'env> {
-    /// Runs `body`, within which memory can be registered that is borrowed for longer. Whatever
-    /// `body` does, with the regions or by panicking, this does not return while the kernel may
-    /// still let a device reach the memory: should a region not be gone by then, the process ends.
+    /// Runs `body`, within which memory can be registered that is borrowed for longer. Even if
+    /// `body` leaks a region or panics, this does not return while the kernel may still let a
+    /// device reach the memory: if a region is left when `body` ends, the process aborts.
     pub(crate) fn during<R>(epoch: Epoch, body: impl FnOnce(&mut Pledges<'env>) -> R) -> R {
         body(&mut Pledges { held: Vec::new(), epoch, memory: PhantomData })
     }
@@ -423,7 +423,7 @@ impl<M> fmt::Debug for Backing<M> {
     }
 }
 
-/// Copies between shared memory and memory of our own, to the former or from it.
+/// Copies between registered memory and this process's own, in the direction of `TO_SHARED`.
 ///
 /// Each access to shared memory is volatile, at its natural alignment, and as wide as a word
 /// allows, so that an aligned word is never torn and the compiler neither repeats nor invents one.
@@ -447,7 +447,7 @@ unsafe fn transfer<const TO_SHARED: bool>(shared: *mut u8, own: *mut u8, length:
             // SAFETY: as above.
             4 => unsafe { word::<u32, TO_SHARED>(to, from) },
             _ => {
-                // What follows is aligned as well, so there is nothing to decide for a while.
+                // The following words are aligned as well, so the widest access fits until the rest.
                 while length - at >= 16 {
                     let (to, from) = (shared.wrapping_add(at), own.wrapping_add(at));
                     // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! The memory of receive queues, and an entry for each WQE that the device does not see; see
+//! The memory of receive queues, and beside each WQE an entry that the device does not see; see
 //! [`sq_buffer`](super::sq_buffer) for send queues.
 
 use super::queue_memory::QueueMemory;

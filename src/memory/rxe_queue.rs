@@ -92,8 +92,8 @@ impl RxeQueue {
         self.mapping.is_inherited()
     }
 
-    /// Hands all elements before `index` to the kernel. Does nothing in a forked child, whatever
-    /// guard of its parent's the child still holds.
+    /// Hands all elements before `index` to the kernel. Does nothing in a forked child, which may
+    /// still hold a guard of its parent.
     #[inline]
     pub(crate) fn publish_producer(&self, index: u32) {
         if self.is_inherited() {
@@ -102,8 +102,8 @@ impl RxeQueue {
         self.word(PRODUCER_INDEX).store(index & self.mask, Ordering::Release);
     }
 
-    /// Hands all slots before `index` back to the kernel. Does nothing in a forked child, whatever
-    /// guard of its parent's the child still holds.
+    /// Hands all slots before `index` back to the kernel. Does nothing in a forked child, which may
+    /// still hold a guard of its parent.
     #[inline]
     pub(crate) fn publish_consumer(&self, index: u32) {
         if self.is_inherited() {
@@ -123,7 +123,7 @@ impl RxeQueue {
         self.mask
     }
 
-    /// CqBuffer between two indices.
+    /// The number of elements between two indices.
     #[inline]
     pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
         to.wrapping_sub(from) & self.mask
@@ -171,7 +171,7 @@ impl RxeQueue {
     }
 }
 
-/// Sees how far the producer and the consumer of a [`RxeQueue`] are, and keeps the ring mapped for as long.
+/// Reads the producer and consumer index of an [`RxeQueue`], and keeps the ring mapped.
 #[derive(Debug)]
 pub(crate) struct ProducerWatch {
     mapping: Arc<Mapping>,

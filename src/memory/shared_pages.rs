@@ -1,7 +1,7 @@
 //! A mapping whose pages several queues share, so that a queue of a few pages costs no system call.
 //!
-//! Pairs with [`queue`](super::queue_memory), whose memory it is. As there, pages are zero when they are
-//! taken, and the kernel wipes them in a forked child.
+//! Pairs with [`queue_memory`](super::queue_memory), which takes its memory from here. As there, pages
+//! are zero when they are taken, and the kernel wipes them in a forked child.
 
 use crate::sync::fork::{Epoch, wipe_in_children};
 use crate::sync::lock::TryLock;
@@ -10,7 +10,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Pages of a chunk: as many as a word has bits.
+/// Pages of a chunk: one for each bit of a word.
 const PAGES: u32 = u64::BITS;
 /// Pages of the largest part; a queue that needs more gets a mapping of its own.
 const LARGEST: u32 = PAGES / 4;
@@ -74,10 +74,10 @@ pub(super) struct PageRange {
 }
 
 impl PageRange {
-    /// `length` bytes, a multiple of the page; `None` if that is too much, or if others are just
-    /// being taken.
+    /// `length` bytes, a multiple of the page; `None` if that is more than [`LARGEST`] pages, or if
+    /// another thread holds the lock.
     pub(super) fn take(length: usize) -> Result<Option<PageRange>, Errno> {
-        // A model's atomics end with each of its runs, and this chunk would not.
+        // Loom's atomics do not outlive a run of a model, and this chunk would.
         if cfg!(loom) {
             return Ok(None);
         }
@@ -87,13 +87,13 @@ impl PageRange {
         };
         let Some(mut current) = CURRENT.try_lock() else { return Ok(None) };
         if current.as_ref().is_some_and(|chunk| chunk.epoch.is_over()) {
-            // The parent's, of which guards may be left here: it stays mapped.
+            // It is the parent's mapping, and guards of it may be left in this child: it stays mapped.
             std::mem::forget(current.take());
         }
         if let Some(part) = current.as_ref().and_then(|chunk| chunk.take(count)) {
             return Ok(Some(part));
         }
-        // The old one stays as long as its parts do.
+        // The old chunk stays as long as its parts do.
         let chunk = current.insert(SharedPages::new()?);
         Ok(chunk.take(count))
     }
@@ -108,10 +108,10 @@ impl PageRange {
 impl Drop for PageRange {
     fn drop(&mut self) {
         let length = self.count as usize * rustix::param::page_size();
-        // SAFETY: the part's pages, which nobody else has, and no device by the rule of queue memory.
+        // SAFETY: the pages are this part's alone, and by the rule of queue memory no device reaches them any more.
         unsafe { self.base().write_bytes(0, length) };
         let run = (1u64 << self.count) - 1;
-        // Release: they are zero before the next has them.
+        // Release: the pages are zero before the next owner takes them.
         self.chunk.taken.fetch_and(!(run << self.first), Ordering::Release);
     }
 }
@@ -122,8 +122,8 @@ mod model {
     use crate::sync::AccessProbe;
     use loom::thread;
 
-    /// Two threads take and give back parts of a chunk of which two pages are left: a page has one owner, and the
-    /// next one sees what the last one did to it, the zeros for one.
+    /// Two threads take and give back parts of a chunk with two free pages: a page has one owner, and the next
+    /// owner sees the stores of the last, such as the zeros.
     #[test]
     fn no_page_has_two_owners() {
         loom::model(|| {

@@ -55,7 +55,7 @@ impl<T> Clone for WqeSlot<'_, T> {
 impl<T> Copy for WqeSlot<'_, T> {}
 
 impl<'r, T> WqeSlot<'r, T> {
-    /// Where the WQEBB is.
+    /// The WQEBB's offset in the ring.
     #[inline(always)]
     pub(crate) fn offset(self) -> WqebbOffset {
         self.offset
@@ -66,7 +66,7 @@ impl<'r, T> WqeSlot<'r, T> {
         self.entry
     }
 
-    /// Writes the segment `n` from the beginning of the WQEBB on, `value` as it shall lie in memory.
+    /// Writes the segment `n` from the beginning of the WQEBB on, `value` in the byte order of memory.
     #[inline(always)]
     pub(crate) fn write(self, n: u32, value: [u64; 2]) {
         if n < SEGMENTS_PER_WQEBB {
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Loom's atomics, of which the entries consist in its models, are longer.
+    /// In loom models the entries consist of loom's atomics, which are longer.
     #[test]
     fn entries_may_be_of_any_length() {
         let memory = QueueMemory::page();

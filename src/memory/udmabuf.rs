@@ -1,4 +1,4 @@
-//! Dma-bufs of files in memory: how ordinary memory becomes what devices share.
+//! Dma-bufs of files in memory, so that ordinary memory can be passed as a dma-buf.
 //!
 //! Pairs with `UDMABUF_CREATE` of `linux/udmabuf.h`.
 

@@ -12,8 +12,8 @@ use uverbs_uapi::endian::Be32;
 /// Bytes of the segment that requests are made of.
 pub(crate) const SEGMENT: usize = 16;
 
-/// A ring of 16-byte segments, a power of two of them: what work queues are made of. Requests are
-/// whole segments, so one that reaches the end of the ring goes on at its beginning by itself.
+/// A ring of 16-byte segments, a power of two of them, of which work queues are made. Requests are whole segments, and
+/// each segment's index is masked, so a request that reaches the end of the ring wraps around.
 #[derive(Debug)]
 pub(crate) struct WqeSegments {
     base: *mut [u64; 2],
@@ -55,7 +55,7 @@ impl WqeSegments {
         unsafe { self.base.add((index & self.mask) as usize) }
     }
 
-    /// Writes the segment `index`, which is taken modulo the ring; `value` as it shall lie in memory.
+    /// Writes the segment `index`, which is taken modulo the ring; `value` in the byte order of memory.
     #[inline(always)]
     pub(crate) fn write(&self, index: u32, value: [u64; 2]) {
         #[cfg(test)]

@@ -14,13 +14,13 @@ use uverbs_uapi::endian::Be32;
 /// Segments of a WQEBB.
 pub(crate) const SEGMENTS_PER_WQEBB: u32 = 4;
 
-/// What one WQEBB adds to a [`WqebbOffset`].
+/// Units of a [`WqebbOffset`] in a WQEBB.
 const SPAN: u32 = 16;
 /// Bytes of the ring in one unit of a [`WqebbOffset`].
 const SCALE: usize = SEGMENTS_PER_WQEBB as usize * SEGMENT / SPAN as usize;
 
-/// Where in its ring a WQEBB is, in units of four bytes. x86 scales an index by four for free, so that one
-/// shifted number addresses the WQEBB, and unscaled the entry of 16 bytes that belongs to it.
+/// The position of a WQEBB in its ring, in units of four bytes. x86 scales an index by four for free, so
+/// that one shifted number addresses the WQEBB, and unscaled the entry of 16 bytes that belongs to it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WqebbOffset(u32);
 
@@ -35,7 +35,7 @@ impl WqebbOffset {
         }
     }
 
-    /// Segments before it.
+    /// The number of segments before the WQEBB.
     fn segments(self) -> u32 {
         self.0 / (SPAN / SEGMENTS_PER_WQEBB)
     }
@@ -67,7 +67,7 @@ impl Wqebbs {
         let offset = self.behind(offset, 0);
         // SAFETY: of this ring.
         let first = unsafe { self.get(offset) };
-        // The ring is whole WQEBBs, so that what is behind the segments in the last is inside as well.
+        // The ring is whole WQEBBs, so the rest of the last WQEBB is inside as well.
         let end = first.base.addr() + count as usize * SEGMENT;
         (end <= self.end).then_some(WqebbRun { first })
     }
@@ -77,13 +77,13 @@ impl Wqebbs {
         self.mask / SPAN + 1
     }
 
-    /// Where the WQEBB `index` is, which is taken modulo the ring.
+    /// The offset of the WQEBB `index`, which is taken modulo the ring.
     #[inline(always)]
     pub(super) fn offset_of(&self, index: u32) -> WqebbOffset {
         WqebbOffset(index.wrapping_mul(SPAN) & self.mask)
     }
 
-    /// The offset `count` WQEBBs behind another, or behind what that is in this ring if it is of another.
+    /// The offset `count` WQEBBs behind `offset`. An offset of another ring is masked into this one.
     #[inline(always)]
     pub(super) fn behind(&self, offset: WqebbOffset, count: u32) -> WqebbOffset {
         WqebbOffset(offset.0.wrapping_add(count.wrapping_mul(SPAN)) & self.mask)
@@ -101,7 +101,7 @@ impl Wqebbs {
         Wqebb { base, ring: PhantomData }
     }
 
-    /// The WQEBB there, or what is there in this ring if the offset is of another.
+    /// The WQEBB at the offset. An offset of another ring is masked into this one.
     #[inline(always)]
     pub(super) fn wqebb(&self, offset: WqebbOffset) -> Wqebb<'_> {
         // SAFETY: of this ring.
@@ -145,7 +145,7 @@ impl Wqebbs {
         inline_segments(bytes)
     }
 
-    /// The same of data that goes no further than the ring; `false`, and nothing done, for all other data.
+    /// The same for data that ends before the ring does; `false`, and nothing done, for all other data.
     ///
     /// # Safety
     ///
@@ -215,7 +215,7 @@ pub(crate) struct Wqebb<'r> {
 }
 
 impl Wqebb<'_> {
-    /// Writes the segment `n` of the WQEBB, modulo four; `value` as it shall lie in memory.
+    /// Writes the segment `n` of the WQEBB, modulo four; `value` in the byte order of memory.
     #[inline(always)]
     pub(crate) fn write(self, n: u32, value: [u64; 2]) {
         #[cfg(test)]
@@ -235,7 +235,7 @@ impl Wqebb<'_> {
         let room = (SEGMENTS_PER_WQEBB.saturating_sub(n) as usize * SEGMENT).saturating_sub(WORD);
         // As many as are copied below. A control segment stands first, so that there is never more room.
         let room = room.min(3 * SEGMENT);
-        // Both at once, as what is less than a segment wraps.
+        // Both bounds in one comparison: less than a segment wraps.
         if room < SEGMENT || bytes.len().wrapping_sub(SEGMENT) > room - SEGMENT {
             return false;
         }
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// Whichever of the three ways is taken.
+    /// Each of the three code paths writes the same bytes.
     #[test]
     fn inline_data_lies_as_byte_by_byte() {
         const COUNT: u32 = 4;

@@ -145,7 +145,7 @@ unsafe impl QueueAllocator for Arena {
         let Some(offset) = space.and_then(|mut space| space.take(base.addr(), size, align)) else {
             return Allocation::Failed;
         };
-        // SAFETY: what was taken lies inside the mapping.
+        // SAFETY: the taken range lies inside the mapping.
         let start = unsafe { base.add(offset) };
         match NonNull::new(start) {
             Some(memory) => Allocation::Memory(memory),

@@ -7,8 +7,7 @@ use rustix::io::Errno;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// Gives each buffer huge pages, of which the device has to know few where it has to know many
-/// small ones.
+/// Gives each buffer huge pages, so that the device has few translations to cache instead of many.
 ///
 /// Huge pages are set aside by the administrator: those of 2 MiB by
 /// `/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`, which `/proc/sys/vm/nr_hugepages` also sets
@@ -16,8 +15,8 @@ use std::ptr::NonNull;
 /// with `ENOMEM`, unless the allocator [falls back](Self::or_default). Doorbell records, of eight bytes,
 /// are left to the library.
 ///
-/// Forked children do not get the memory (`MADV_DONTFORK`): what a child does in the middle of a poll
-/// that its parent began ends in `SIGSEGV`. All other ready-made allocators are kinder.
+/// Forked children do not get the memory (`MADV_DONTFORK`): a child that continues a poll of its
+/// parent dies of `SIGSEGV`. With all other ready-made allocators it does not.
 ///
 /// The other allocators are used alike:
 ///

@@ -31,7 +31,7 @@ impl LentMappings {
         Allocation::Memory(memory)
     }
 
-    /// Unmaps what was lent at this address.
+    /// Unmaps the mapping that was lent at this address.
     pub(super) fn take_back(&self, memory: NonNull<u8>) {
         let mapping = self.0.lock().and_then(|mut lent| lent.remove(&memory.as_ptr().addr()));
         // Unmapped after the lock is released.

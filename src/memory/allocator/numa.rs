@@ -58,7 +58,7 @@ unsafe impl QueueAllocator for NumaNode {
 /// Takes all pages of a mapping now: the kernel ends a program that later touches a page which it cannot give.
 fn populate(mapping: &Mapping) -> Result<(), Errno> {
     let advice = Advice::LinuxPopulateWrite;
-    // SAFETY: the range is a mapping of ours, of which nothing was used yet.
+    // SAFETY: the range is a mapping of ours, and nobody uses it yet.
     match unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), advice) } {
         // Linux before 5.14: the pages are taken when the queue memory is zeroed.
         Err(Errno::INVAL) => Ok(()),
@@ -104,7 +104,7 @@ mod tests {
     use crate::tests::Bench;
     use rustix::param::page_size;
 
-    /// What the kernel says of the mapping at `address`: `bind:0 anon=2 …`.
+    /// The kernel's description of the mapping at `address`: `bind:0 anon=2 …`.
     fn policy_at(address: usize) -> String {
         let all = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
         let found = all.lines().find_map(|line| line.strip_prefix(&format!("{address:x} ")));
@@ -123,7 +123,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it asks for a node's memory")]
     fn all_pages_of_a_buffer_are_taken_at_once_and_of_the_node() {
         let node = allowed_node();
-        // Some sandboxes forbid to bind memory, and some kernels cannot.
+        // Some sandboxes forbid binding memory, and some kernels cannot.
         let probe = pages(1, 1).unwrap();
         if let Err(Errno::PERM | Errno::NOSYS) = bind(&probe, node) {
             return;

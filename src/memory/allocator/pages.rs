@@ -5,11 +5,10 @@ use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// Gives each buffer anonymous pages of its own, in whose place forked children have zeros
-/// (`MADV_WIPEONFORK`).
+/// Gives each buffer anonymous pages of its own. Forked children find zeros in their place (`MADV_WIPEONFORK`).
 ///
-/// This is how the library allocates by itself, as an allocator: to count what a program's queues
-/// take, or as a part of one that decides buffer by buffer.
+/// The library allocates the same way without an allocator. Use this one to count the memory of a
+/// program's queues, or as a part of an allocator that decides buffer by buffer.
 #[derive(Debug, Default)]
 pub struct Pages {
     lent: LentMappings,

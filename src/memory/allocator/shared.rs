@@ -43,7 +43,7 @@ struct Lending {
 /// The file that a buffer of a [`SharedMemory`] is in.
 #[derive(Debug)]
 pub struct QueueFile {
-    /// What it is for.
+    /// The purpose of the buffer.
     pub resource: ResourceType,
     /// Bytes, whole pages.
     pub length: usize,
@@ -123,7 +123,7 @@ struct SealedFile {
 // given back; it is shared with children, so that a fork copies nothing.
 unsafe impl QueueAllocator for SharedMemory {
     fn alloc(&self, _: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
-        // A dma-buf is used from its beginning, whatever its memory's address is a multiple of.
+        // A dma-buf is used from its beginning, so the alignment of its mapping does not matter.
         let align = match &self.maker {
             Some(_) => layout.align().min(page_size()),
             None => layout.align(),
