@@ -1,4 +1,4 @@
-//! What the data path costs without a kernel or a device: writing requests into queues in plain memory,
+//! Cost of the data path without a kernel or a device: writing requests into queues in plain memory,
 //! and reading completions out of them.
 
 mod mlx5;

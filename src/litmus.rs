@@ -1,7 +1,7 @@
 //! The hand-offs of `tests/litmus`, each as one function, for `cargo ci soak litmus`: it compiles this file with
 //! `--cfg litmus` and compares the loads, stores and barriers with those of the tests.
 //!
-//! The functions call the data path as it is. A sequence that is written here would prove nothing.
+//! The functions call the data path itself: a copy of its sequence written here would prove nothing.
 #![allow(missing_docs, private_interfaces)]
 
 use crate::lending::loan_table::LoanTable;
@@ -24,7 +24,7 @@ use crate::sync::update_list::UpdateList;
 use crate::wr::{RecvWr, SendWr, Sge};
 use std::sync::Arc;
 
-// Requests are posted one by one, of one SGE: the paths of others differ in front of the first barrier.
+// Requests are posted one by one, of one SGE: the paths of other requests differ before the first barrier.
 
 #[inline(never)]
 pub fn post_send(ring: &mut Mlx5Sq, cursor: &mut SendCursor, sges: &[Sge; 1]) -> bool {

@@ -1,4 +1,4 @@
-//! Functions for mlx5 devices only: UARs and VARs, the device's clock, and attributes that its driver tells.
+//! Functions for mlx5 devices only: UARs and VARs, the device's clock, and attributes that its driver reports.
 //!
 //! On a context of another device all of them fail with `EOPNOTSUPP`. Queues, keys and domains are made as on
 //! any device.

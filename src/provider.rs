@@ -1,11 +1,11 @@
-//! The drivers whose queues this library drives: what they add to commands, and their rings.
+//! The drivers whose queues this library drives: their parts of commands, and their rings.
 //!
-//! Each provider is a folder whose files are its queues: creation, WQEs and doorbells of one queue are
-//! in one file. On the control path, where a system call follows anyway, a provider is a [`Provider`]: a trait that its
-//! folder implements. On the data path [`rings`] has an enum for each kind of queue, in place of generics that would
-//! leak into every public type. It is matched once for each request or completion, and where a batch begins and is
-//! rung. Providers open no files, hold no context and know no objects; [`create`] says how a creation passes
-//! between the two.
+//! Each provider is a folder whose files are its queues: creation, WQEs and doorbells of one queue are in one file. On
+//! the control path, where a system call follows anyway, a provider is a [`Provider`]: a trait that its folder
+//! implements. On the data path [`rings`] has an enum for each kind of queue, in place of generics that would leak into
+//! every public type. It is matched once for each request or completion, and where a batch begins and is rung.
+//! Providers open no files, hold no context and know no objects; [`create`] describes how objects and providers share a
+//! creation.
 
 mod create;
 pub(crate) mod driver_response;
@@ -73,14 +73,14 @@ pub(crate) trait Opening: Debug {
 /// The particulars of a driver that are plain values; each provider has one, `TRAITS`.
 #[derive(Debug)]
 pub(crate) struct DriverTraits {
-    /// Whether the driver is only right about on-demand memory that begins at a page and has its own address as
-    /// iova; otherwise it writes elsewhere.
+    /// Whether the driver handles on-demand memory correctly only if it begins at a page and its iova is its
+    /// own address; it writes all other memory at wrong places.
     pub(crate) on_demand_in_place_only: bool,
     /// Whether queue memory is the program's, so that allocators are asked for it.
     pub(crate) asks_allocators: bool,
-    /// How often a queue pair has to be brought to RESET until it is reset.
+    /// The number of MODIFY_QP commands to RESET until a queue pair is reset.
     pub(crate) resets_needed: u32,
-    /// Whether [`Provider::address`] has to know what the packets look like.
+    /// Whether [`Provider::address`] needs the link protocol of the packets.
     pub(crate) addresses_by_link: bool,
     /// Whether the driver ever has queue pairs of raw packets.
     pub(crate) raw_packets: bool,
@@ -98,14 +98,15 @@ pub(crate) struct DriverTraits {
     pub(crate) ah_response: DriverResponse,
 }
 
-/// The provider of an open device, on the control path. A method with a default is for what not every driver has.
+/// The provider of an open device, on the control path. A method with a default is for a feature that not every
+/// driver has.
 pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
     fn traits(&self) -> &'static DriverTraits;
 
     /// The provider for the same context in a forked child, without anything that the parent goes on using.
     fn reimport(&self, kernel: &dyn Kernel) -> Result<Arc<dyn Provider>>;
 
-    /// Gives back what the context has from the kernel beside its objects, which are gone by now.
+    /// Frees the kernel's resources that the context has beside its objects, which are gone by now.
     fn close(&self, _kernel: &dyn Kernel) {}
 
     /// The most bytes of inline data that a queue pair can be asked for, on a device whose requests have at
@@ -114,11 +115,11 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         None
     }
 
-    /// Why the driver refuses all dma-bufs, on a kernel that has the method or not, of a device that does or
-    /// does not page on demand; `None` if it takes some.
+    /// The reason why the driver refuses all dma-bufs; `None` if it takes some. `has_method` is whether the
+    /// kernel has the method, `on_demand` whether the device pages on demand.
     fn refuses_dmabufs(&self, has_method: bool, on_demand: bool) -> Option<&'static str>;
 
-    /// How many reads and atomics a queue pair may have under way, if the provider knows.
+    /// The number of reads and atomics that a queue pair may have under way, if the provider knows it.
     fn rd_atomic(&self) -> Option<RdAtomic> {
         None
     }
@@ -132,7 +133,7 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         Ok(None)
     }
 
-    /// What work requests need to know of an address handle.
+    /// The fields of an address handle that work requests carry.
     ///
     /// # Errors
     ///
@@ -145,7 +146,7 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         response: &DriverResponse,
     ) -> Result<Address>;
 
-    /// Creates a completion queue, which `execute` has the kernel do.
+    /// Creates a completion queue; `execute` runs the command.
     fn create_cq(
         &self,
         attr: CqInitAttr,
@@ -154,7 +155,7 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         execute: Execute<'_>,
     ) -> Result<CreatedCq>;
 
-    /// Creates a queue pair, which `execute` has the kernel do.
+    /// Creates a queue pair; `execute` runs the command.
     fn create_qp(
         &self,
         attr: QpInitAttr<'_>,
@@ -163,7 +164,7 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         execute: Execute<'_>,
     ) -> Result<CreatedQp>;
 
-    /// Creates a shared receive queue, which `execute` has the kernel do.
+    /// Creates a shared receive queue; `execute` runs the command.
     fn create_srq(
         &self,
         attr: SrqInitAttr,
@@ -172,13 +173,13 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         execute: Execute<'_>,
     ) -> Result<CreatedSrq>;
 
-    /// Creates an XRC target, which `execute` has the kernel do.
+    /// Creates an XRC target; `execute` runs the command.
     fn create_target(&self, verb: &'static str, _execute: Execute<'_>) -> Result<CreatedTarget> {
         Err(Error::new(verb, Errno::OPNOTSUPP))
     }
 
-    /// Has `execute` change a queue pair together with the options of its connection, of which the driver gets the
-    /// input and fills the output, and returns those that the device took.
+    /// Changes a queue pair together with the ECE options of its connection, which are the driver's input and
+    /// output; `execute` runs the command. Returns the options that the device took.
     fn modify_qp_with_ece(
         &self,
         verb: &'static str,
@@ -197,13 +198,13 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         Ok(None)
     }
 
-    /// Mlx5's part of the context, for what only it has.
+    /// mlx5's part of the context, for the features of mlx5 alone.
     fn mlx5(&self, verb: &'static str) -> Result<&mlx5::Mlx5> {
         Err(Error::new(verb, Errno::OPNOTSUPP).detail("the device is not driven by mlx5"))
     }
 }
 
-/// What packets of a port look like.
+/// The link protocol of a port's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkProtocol {
     InfiniBand,
@@ -216,15 +217,15 @@ pub(crate) enum LinkProtocol {
 /// Reads and atomics that a queue pair of a device may have under way, in each direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RdAtomic {
-    /// Those of the peer, which the queue pair answers.
+    /// Reads and atomics of the peer that the queue pair answers.
     pub(crate) answered: u32,
-    /// Those that the queue pair sends.
+    /// Reads and atomics that the queue pair sends.
     pub(crate) sent: u32,
     /// Whether the device has atomics at all.
     pub(crate) atomics: bool,
 }
 
-/// What a send queue takes, as the kernel returned it at creation.
+/// The limits of a send queue, as the kernel returned them at creation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
     pub(crate) max_sge: u32,

@@ -28,7 +28,7 @@ use uverbs_uapi::mlx5::wqe::MLX5_SEND_WQE_BB;
 /// Bytes of a register's page, and of each of its two buffers.
 const PAGE: usize = 4096;
 const BUFFER: usize = 256;
-/// Wqebbs of the greatest request.
+/// WQEBBs of the largest request.
 const BLOCKS: u32 = 4;
 /// Bytes of a completion.
 const CQE: usize = 64;
@@ -95,7 +95,8 @@ impl Sends {
         Ok(Sends { ring, record })
     }
 
-    /// Writes what `make` makes, no change of keys, `count` times and rings once; then all of them are done.
+    /// Writes the request that `make` returns, which changes no key, `count` times and rings once. Then all
+    /// of them are done.
     #[inline(always)]
     pub(super) fn post<'a>(
         &mut self,
@@ -108,7 +109,7 @@ impl Sends {
             self.ring.push(&mut cursor, &make())?;
         }
         self.ring.ring(&cursor, count == 1).map_err(PostError::from)?;
-        // All of them are as long.
+        // All of them have the same length.
         let each = cursor.at.wrapping_sub(first).checked_div(count).unwrap_or(0);
         self.record.sends.complete(cursor.at.wrapping_sub(each));
         Ok(())
@@ -135,7 +136,7 @@ impl Recvs {
         Ok(Recvs { ring: ring.ok_or(Errno::INVAL)?, record })
     }
 
-    /// Posts what `make` makes `count` times at once; then all of them are done.
+    /// Posts the request that `make` returns `count` times at once. Then all of them are done.
     #[inline(always)]
     pub(super) fn post<'a>(
         &mut self,

@@ -22,7 +22,7 @@ use uverbs_uapi::rxe::{mminfo, rxe_queue_buf, rxe_recv_wqe, rxe_send_wqe, rxe_sg
 use uverbs_uapi::wc::ib_uverbs_wc;
 use zerocopy::IntoBytes;
 
-/// What a queue is mapped from.
+/// The file that a queue is mapped from.
 struct Memory {
     file: OwnedFd,
     mi: mminfo,

@@ -1,4 +1,4 @@
-//! Attributes that mlx5's driver tells beside those of the verbs. Pairs with
+//! Attributes that mlx5's driver reports beside those of the verbs. Pairs with
 //! `mlx5_ib_query_device_resp` and `mlx5_ib_alloc_ucontext_resp`.
 
 use crate::context::Context;
@@ -61,7 +61,7 @@ impl ContextAttr {
         self.limits.devx
     }
 
-    /// Whether queue pairs tell their enhanced connection establishment (ECE) options.
+    /// Whether queue pairs report their enhanced connection establishment (ECE) options.
     pub fn ece(&self) -> bool {
         self.limits.ece
     }

@@ -20,7 +20,7 @@ const VERB: &str = "open_clock";
 /// less than a microsecond.
 const TRIES: u32 = 1 << 20;
 
-/// The clock of a device, which the timestamps of completions are of.
+/// The clock of a device. It counts the timestamps of completions.
 ///
 /// Reading it takes no system call. It may be used from any thread.
 ///
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(HALF.nanoseconds(300), 1100);
         assert_eq!(HALF.nanoseconds(100 + (1 << 40)), 1000 + (1 << 39));
         assert_eq!(HALF.nanoseconds(80), 991, "10 less a fraction, rounded down");
-        // The counter ran over.
+        // The counter wrapped.
         let late = Scale { cycles: HALF.mask - 9, ..HALF };
         assert_eq!(late.nanoseconds(10), 1010);
         assert_eq!(late.nanoseconds(late.cycles - 20), 991);

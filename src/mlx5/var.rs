@@ -84,13 +84,13 @@ impl VarLocation {
 /// use uverbs::mlx5::{Var, VarKind};
 ///
 /// let var = Var::alloc(context, VarKind::Virtio)?;
-/// // For a program that uses libmlx5: its bytes, and the import of those that such a program exported.
+/// // For a program that uses libmlx5: the VAR as bytes, and the import of such bytes.
 /// let bytes = var.export_rdma_core();
 /// assert_eq!(bytes.len(), uverbs::mlx5::export_sizes().rdma_core);
 /// // SAFETY: a process that shares the context's file exported the bytes, and its VAR is still there.
 /// let imported = unsafe { Var::import_rdma_core(context, &bytes)? };
 /// # drop(imported);
-/// // This process lets go of it, and the receiver of the envelope goes on.
+/// // This process releases the VAR, and the receiver of the envelope owns it.
 /// let envelope = var.release()?;
 /// # let _ = envelope; Ok(()) }
 /// ```

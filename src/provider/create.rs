@@ -1,8 +1,8 @@
-//! What objects and providers tell each other when a queue is created.
+//! The interface between objects and providers for the creation of queues.
 //!
-//! A provider sizes the queue, takes its memory and begins the command. The object adds the handles
-//! that are its own to know, executes the command and owns the kernel's object from then on. What comes
-//! back to the provider becomes the rings, with which it ends.
+//! A provider sizes the queue, takes its memory and begins the command. The object adds the handles of
+//! other objects, executes the command and owns the kernel's object from then on. From the kernel's
+//! response the provider makes the rings, which it returns.
 
 use super::{
     CqMembers, CqRing, Member, NamedAddresses, RecvRing, RegisterLease, SendRing, SharedReceives,
@@ -25,11 +25,11 @@ use uverbs_uapi::qp::ib_uverbs_qp_cap;
 /// A creation that the kernel is to carry out.
 #[derive(Debug)]
 pub(crate) struct CreateRequest<'a> {
-    /// With the attributes whose values the provider decides.
+    /// The command, with the attributes whose values the provider decides.
     pub(crate) command: Command<'a>,
     /// Bytes of memory that the driver pins.
     pub(crate) pinned: usize,
-    /// What the kernel's object holds until it is destroyed.
+    /// The resources that the kernel's object holds until it is destroyed.
     pub(crate) resources: QueueResources,
 }
 
@@ -37,13 +37,13 @@ pub(crate) struct CreateRequest<'a> {
 /// doorbell registers. `None` where they are the kernel's.
 pub(crate) type QueueResources = Option<Arc<dyn Debug + Send + Sync + RefUnwindSafe>>;
 
-/// Has the kernel carry out a creation, once.
+/// Makes the kernel carry out a creation, once.
 pub(crate) type Execute<'e> = &'e mut (dyn FnMut(CreateRequest<'_>) -> Result<()> + 'e);
 
-/// Has the kernel change a queue pair, with the driver's input and room for its output.
+/// Makes the kernel change a queue pair, with the driver's input and room for its output.
 pub(crate) type ExecuteModify<'e> = &'e mut (dyn FnMut(&[u8], &mut [u8]) -> Result<()> + 'e);
 
-/// Creates an object: `provide` has a provider begin the command and end with the rings, and `execute` makes the
+/// Creates an object: `provide` lets a provider begin the command and make the rings, and `execute` makes the
 /// kernel's object in between. If the rings fail, the object is dropped, which destroys an `Object`.
 pub(crate) fn create<K, T>(
     verb: &'static str,
@@ -61,13 +61,13 @@ pub(crate) fn create<K, T>(
     }
 }
 
-/// What a completion queue is asked to be.
+/// Attributes of a completion queue to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CqInitAttr {
     pub(crate) cqe: u32,
     /// Bytes of a completion, where the driver leaves the choice.
     pub(crate) cqe_size: u32,
-    /// Whether the device shall write all of them.
+    /// Whether the device pads each completion to whole cache lines.
     pub(crate) pad: bool,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct CqInitAttr {
 #[derive(Debug)]
 pub(crate) struct CreatedCq {
     pub(crate) ring: CqRing,
-    /// The control path's side.
+    /// The control path's side of the queue.
     pub(crate) members: Arc<dyn CqMembers>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct ResizeRequest<'a> {
     pub(crate) output: &'a mut [u8],
 }
 
-/// What a queue pair is asked to be.
+/// Attributes of a queue pair to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpInitAttr<'a> {
     pub(crate) qp_type: QpType,
@@ -100,7 +100,7 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) domain: Identity,
     pub(crate) cap: ib_uverbs_qp_cap,
     pub(crate) signal_all: bool,
-    /// Whether short data shall come in completions.
+    /// Whether the device may put short data into CQEs (scatter to CQE).
     pub(crate) scatter: bool,
     /// The shared receive queue that receives come from.
     pub(crate) srq: Option<&'a SharedReceives>,
@@ -121,15 +121,15 @@ pub(crate) struct CreatedQp {
     /// `None` where receives come from elsewhere.
     pub(crate) recv: Option<RecvRing>,
     pub(crate) qpn: u32,
-    /// What was granted.
+    /// The capacities that were granted.
     pub(crate) cap: ib_uverbs_qp_cap,
-    /// What its completion queues know it by.
+    /// The number by which its completion queues identify it.
     pub(crate) member: Member,
     /// The gate of both rings.
     pub(crate) gate: Gate,
     /// The address handles that its WQEs name, where WQEs do.
     pub(crate) named: Option<Arc<NamedAddresses>>,
-    /// The options of connections that the device has, where it has any.
+    /// The ECE options of the device, if it has any.
     pub(crate) ece: Option<Ece>,
 }
 
@@ -137,13 +137,13 @@ pub(crate) struct CreatedQp {
 #[derive(Debug)]
 pub(crate) struct CreatedTarget {
     pub(crate) qpn: u32,
-    /// What keeps its user index from being dealt again.
+    /// Keeps its user index, so that no other queue pair gets it.
     pub(crate) member: Member,
-    /// The options of connections that the device has, where it has any.
+    /// The ECE options of the device, if it has any.
     pub(crate) ece: Option<Ece>,
 }
 
-/// What a shared receive queue is asked to be.
+/// Attributes of a shared receive queue to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SrqInitAttr {
     pub(crate) max_wr: u32,
@@ -158,9 +158,9 @@ pub(crate) struct CreatedSrq {
     pub(crate) ring: SrqRing,
     /// Open in the process that created the queue; shut in a forked child.
     pub(crate) gate: Gate,
-    /// What queue pairs have to know of it.
+    /// The part of it that its queue pairs use.
     pub(crate) shared_receives: SharedReceives,
-    /// What its completion queue knows it by, if it is of an XRC domain.
+    /// The number by which its completion queue identifies it, if it is of an XRC domain.
     pub(crate) member: Member,
     /// Its number, if it is of an XRC domain.
     pub(crate) number: u32,

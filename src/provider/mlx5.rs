@@ -67,7 +67,7 @@ const TRAITS: DriverTraits = DriverTraits {
     ah_response: DriverResponse::room_for::<mlx5_ib_create_ah_resp>(),
 };
 
-/// What all objects of one context have in common.
+/// The state that all objects of one context share.
 #[derive(Debug)]
 pub(crate) struct Mlx5 {
     limits: Limits,
@@ -87,7 +87,7 @@ impl Mlx5 {
         }
         let records = DoorbellPages::new().map_err(|errno| Error::new(VERB, errno))?;
         let Limits { bf_reg_size, uars_per_page, .. } = limits;
-        // Last, as nobody would give the page back.
+        // Allocated last: if a later step failed, nobody would free the page.
         let registers = Registers::new(kernel, bf_reg_size, uars_per_page);
         let registers = registers.map_err(|errno| {
             Error::from_kernel(VERB, errno)
@@ -100,7 +100,7 @@ impl Mlx5 {
         &self.limits
     }
 
-    /// A doorbell record, of the allocator if that gives one.
+    /// A doorbell record, from the allocator if it provides one.
     fn doorbell_record(&self, source: &Source<'_>) -> Result<Arc<DoorbellRecord>> {
         let fail = |errno| Error::new(source.verb, errno);
         let record = match source.custom(RECORD, RECORD, ResourceType::MLX5_DBR)? {
@@ -110,7 +110,7 @@ impl Mlx5 {
         Ok(Arc::new(record))
     }
 
-    /// A gate beside the doorbell record, or, if that is an allocator's, in a line of the context's own.
+    /// A gate beside the doorbell record or, if an allocator provided the record, in a cache line of the context's own.
     fn gate(&self, record: &Arc<DoorbellRecord>, verb: &'static str) -> Result<Gate> {
         match Gate::beside(record) {
             Some(gate) => Ok(gate),
@@ -235,7 +235,7 @@ impl Provider for Mlx5 {
     }
 }
 
-/// A queue that does not fit into the memory that this module sized for it.
+/// The error for a queue that does not fit into the memory that this module sized for it.
 fn misfit(verb: &'static str) -> Error {
     Error::new(verb, Errno::BADMSG).detail("the queue does not fit into its memory")
 }

@@ -20,7 +20,7 @@ pub(crate) const QUIET: NonZeroU8 = NonZeroU8::new(2).unwrap();
 #[derive(Debug)]
 pub(crate) struct PollGate {
     gate: Gate,
-    /// Takes the place of the gate's level in models, where loom has to see it.
+    /// Replaces the gate's level in models, so that loom sees its accesses.
     #[cfg(loom)]
     level: AtomicU8,
 }

@@ -44,7 +44,7 @@ pub(crate) enum CqRing {
 }
 
 impl CqRing {
-    /// Reads which queue pairs the control path attached and retired. Not to be called in a forked child.
+    /// Reads the list of queue pairs that the control path attached and retired. Not to be called in a forked child.
     pub(crate) fn catch_up(&mut self) {
         match self {
             CqRing::Rxe(cq) => cq.catch_up(),
@@ -103,7 +103,7 @@ pub(crate) enum ProviderWc<'r> {
     Mlx5(mlx5::cqe::Mlx5Wc<'r>),
 }
 
-/// The way of a received datagram.
+/// The path of a received datagram.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WcPath {
     pub(crate) pkey_index: u16,
@@ -112,7 +112,7 @@ pub(crate) struct WcPath {
     pub(crate) path_bits: u8,
 }
 
-/// What the device found out about a received raw packet.
+/// The device's findings about a received raw packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WcPacket {
     pub(crate) flow_tag: u32,
@@ -170,7 +170,7 @@ impl SendRing {
         }
     }
 
-    /// Starts again at the beginning, after the kernel reset the queue pair.
+    /// Resets the ring, after the kernel reset the queue pair.
     pub(crate) fn reset(&mut self) {
         // The kernel consumed a queue of rxe up to the producer index.
         if let SendRing::Mlx5(sq) = self {
@@ -210,7 +210,7 @@ impl RecvRing {
         }
     }
 
-    /// Starts again at the beginning, after the kernel reset the queue pair.
+    /// Resets the ring, after the kernel reset the queue pair.
     pub(crate) fn reset(&mut self) {
         // The kernel consumed a queue of rxe up to the producer index.
         if let RecvRing::Mlx5(rq) = self {
@@ -251,7 +251,7 @@ impl SrqRing {
     }
 }
 
-/// The receive queue that a batch is posted to, chosen where the batch begins as well: 10 to 26 instructions.
+/// The receive queue that a batch is posted to, also chosen where the batch begins, which saves 10 to 26 instructions.
 #[derive(Debug)]
 pub(crate) enum RecvRingMut<'q> {
     /// The receive queue of a queue pair, or a shared one.

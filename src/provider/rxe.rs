@@ -1,8 +1,8 @@
 //! Soft-RoCE: queues in memory shared with the kernel, which is the device.
 //!
-//! Pairs with `drivers/infiniband/sw/rxe`. Receives and completions need no system call; sends
-//! need one per batch to make the kernel look. [`Rxe`] is the provider. [`qp`] creates queue pairs; [`sq`], [`rq`] and
-//! [`cq`] are their queues.
+//! Pairs with `drivers/infiniband/sw/rxe`. Receives and completions need no system call; a batch of sends needs one,
+//! by which the kernel reads the queue. [`Rxe`] is the provider. [`qp`] creates queue pairs; [`sq`], [`rq`] and [`cq`]
+//! are their queues.
 
 pub(crate) mod ah;
 pub(crate) mod cq;
@@ -31,27 +31,27 @@ use uverbs_uapi::device::rdma_driver_id;
 use uverbs_uapi::rxe::{mminfo, rxe_create_ah_resp, rxe_modify_srq_cmd, rxe_sge};
 
 const TRAITS: DriverTraits = DriverTraits {
-    // `rxe_odp.c`, up to Linux 7.3 at least, and no kernel tells: it copies to and from the beginning of a page. It
-    // takes addresses of requests for addresses of the process when it looks a page up, in a table without bounds.
+    // `rxe_odp.c`, up to Linux 7.3 at least, copies to and from the beginning of a page. It looks pages up by the
+    // addresses in requests as if they were addresses of the process, in a table without bounds checks. No kernel
+    // reports whether it does so.
     on_demand_in_place_only: true,
     asks_allocators: false,
-    // The driver first stores where the next send will stand, and then skips the sends that were never carried
-    // out: the stored index is behind, and WQEs that were wiped would be sent. The second time there is nothing
-    // left to skip.
+    // The driver first stores the index of the next send, and then skips the sends that were never carried out. The
+    // stored index is then behind, and the driver would send wiped WQEs. On the second reset no sends are left to skip.
     resets_needed: 2,
     addresses_by_link: false,
-    // rxe of Linux 5.10 creates them, and neither sends nor receives by them.
+    // rxe of Linux 5.10 creates such queue pairs, but they neither send nor receive.
     raw_packets: false,
     device_memory: false,
     kernel_numbers_members: true,
-    // rxe requires it, and writes nothing to the address 0.
+    // rxe requires this input; with the address 0 it writes no response to it.
     srq_limit_request: &[0; size_of::<rxe_modify_srq_cmd>()],
     device_response: DriverResponse::none(),
     pd_response: DriverResponse::none(),
     ah_response: DriverResponse::room_for::<rxe_create_ah_resp>(),
 };
 
-/// A context needs nothing of the driver.
+/// The opening of a context, which needs no input for the driver.
 #[derive(Debug)]
 pub(super) struct Opening;
 
@@ -65,10 +65,10 @@ impl super::Opening for Opening {
     }
 }
 
-/// What all queues of one context have in common.
+/// The state that all queues of one context share.
 #[derive(Debug)]
 pub(crate) struct Rxe {
-    /// Where their gates are.
+    /// The pages of the queues' gates.
     gates: Arc<DoorbellPages>,
 }
 
@@ -142,7 +142,7 @@ impl Provider for Rxe {
     }
 }
 
-/// Maps a queue where the kernel said it lies; `element` is the room that an element must have.
+/// Maps a queue at the offset that the kernel returned; `element` is the least size of an element.
 fn map_ring(
     mi: mminfo,
     element: usize,
@@ -153,7 +153,7 @@ fn map_ring(
     RxeQueue::new(mapping, element).ok_or(Errno::PROTO)
 }
 
-/// A queue that the kernel made and this process cannot map.
+/// The error for a queue that the kernel made and this process cannot map.
 fn unmapped(verb: &'static str, errno: Errno) -> Error {
     Error::new(verb, errno).detail("the queue could not be mapped")
 }

@@ -11,7 +11,7 @@ use uverbs_uapi::mlx5::wqe::mlx5_av;
 /// The address vector has a global route.
 const GRH: u32 = 1 << 30;
 const FLOW_LABEL: u32 = (1 << 20) - 1;
-/// UDP source ports of RoCE begin here.
+/// The first UDP source port of RoCE v2.
 const FIRST_PORT: u16 = 0xc000;
 pub(crate) fn vector(
     attr: &ib_uverbs_ah_attr,
@@ -66,7 +66,7 @@ fn rate(static_rate: u8) -> u8 {
 }
 
 /// Packets of one flow leave from one UDP port, so that switches keep them in order and spread
-/// flows. Without a flow any port will do.
+/// flows. Without a flow label the port is random.
 fn udp_source_port(flow_label: u32) -> u16 {
     let label = match flow_label & FLOW_LABEL {
         // The standard library's hasher is seeded from the system's randomness.

@@ -1,5 +1,5 @@
-//! The driver's request and response when a context is established, and what the driver reports of its
-//! device afterwards.
+//! The driver's request and response when a context is established, and the limits of the device that
+//! the driver reports afterwards.
 //!
 //! Pairs with `mlx5_ib_alloc_ucontext`, `mlx5_ib_query_ucontext` and `mlx5_ib_query_device` in
 //! `hw/mlx5/main.c`.
@@ -31,8 +31,8 @@ use zerocopy::FromZeros;
 
 const VERB: &str = "open_device";
 
-/// How many registers a context that allocates none by itself would get. In dynamic mode the kernel
-/// looks at these two numbers only to compare them.
+/// The number of registers that the kernel would allocate for a context that allocates none by
+/// itself. In dynamic mode the kernel only checks that the two numbers agree.
 const TOTAL_REGISTERS: u32 = 16;
 const LOW_LATENCY_REGISTERS: u32 = 4;
 
@@ -79,9 +79,8 @@ impl provider::Opening for Mlx5Opening {
         true
     }
 
-    /// Asks for less after a refusal; `false` if there is nothing left to do without. A firmware
-    /// or a kernel without DEVX, or one that does not give it to this user, makes a context that
-    /// can do all but that.
+    /// Asks for less after a refusal; `false` if there is nothing left to do without. If the firmware or the kernel has
+    /// no DEVX, or does not permit it to this user, the context works without it.
     fn retreat(&mut self) -> bool {
         let devx = mlx5_ib_alloc_uctx_v2_flags::MLX5_IB_ALLOC_UCTX_DEVX.bits();
         let had = self.request.flags & devx != 0;
@@ -120,7 +119,7 @@ pub(crate) struct RawPacketLimits {
     pub(crate) checksums: bool,
 }
 
-/// What the driver reported of a context.
+/// The limits of a context, as the driver reported them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes of a BlueFlame register, both of its halves; 0 without write combining.
@@ -142,13 +141,13 @@ pub(crate) struct Limits {
     /// UARs of 4 KiB in a page of the system.
     pub(crate) uars_per_page: u32,
     pub(crate) raw_packet: RawPacketLimits,
-    /// Whether queue pairs tell their enhanced connection establishment (ECE) options.
+    /// Whether queue pairs report their enhanced connection establishment (ECE) options.
     pub(crate) ece: bool,
-    /// Where in its page the core clock stands; `None` if there is no such page.
+    /// The offset of the core clock in its page; `None` if there is no such page.
     pub(crate) clock_offset: Option<u64>,
-    /// Which versions of the page that explains the clock there are, a bit each.
+    /// The versions of the clock info page that the kernel has, a bit each.
     pub(crate) clock_info_versions: u8,
-    /// Whether timestamps can be taken of a clock that counts nanoseconds.
+    /// Whether timestamps can be of a clock that counts nanoseconds.
     pub(crate) real_time: bool,
     /// Whether the context may send commands to the firmware (DEVX); `None` for an imported context.
     pub(crate) devx: Option<bool>,
@@ -192,7 +191,7 @@ impl Limits {
             bf_reg_size: resp.bf_reg_size,
             max_sq_desc_sz: resp.max_sq_desc_sz.into(),
             max_rq_desc_sz: resp.max_rq_desc_sz.into(),
-            // Never more, though the driver may report it: a larger queue has WQEs that no CQE can name.
+            // The driver may report more, but a larger queue has WQEs that no CQE can name.
             max_send_wqebb: resp.max_send_wqebb.min(WQE_INDICES),
             max_recv_wr: resp.max_recv_wr.min(WQE_INDICES),
             max_srq_recv_wr: resp.max_srq_recv_wr.min(WQE_INDICES),
@@ -202,7 +201,7 @@ impl Limits {
             raw_packet: RawPacketLimits {
                 min_header: match mlx5_user_inline_mode(resp.eth_min_inline) {
                     mlx5_user_inline_mode::MLX5_USER_INLINE_MODE_NONE => 0,
-                    // Kernels older than this field report 0: then, too, WQEs carry the header inline.
+                    // Kernels older than this field report 0. The library then puts the header inline, too.
                     _ => Packet::MAX_HEADER as u8,
                 },
                 checksums: false,
@@ -251,7 +250,7 @@ mod tests {
                 return false;
             };
             let Ok(mut limits) = Limits::new(&resp, None) else { return false };
-            // Limits and capacities of any size.
+            // Random limits and capacities of any size.
             let word = |at: usize| {
                 let word = rest.get(at..at + 4).and_then(|word| word.try_into().ok());
                 word.map_or(1, u32::from_le_bytes)

@@ -1,4 +1,4 @@
-//! Completion queues: the device produces CQEs, and a doorbell record tells it how many were consumed.
+//! Completion queues: the device produces CQEs, and reads the consumer index from a doorbell record.
 //!
 //! The device has written a CQE when the owner bit, the last bit of its last byte (`op_own`), equals the parity of
 //! the pass over the ring. Only arming rings a doorbell register.
@@ -42,7 +42,7 @@ use zerocopy::IntoBytes;
 /// The user index of no queue pair.
 const NOBODY: u32 = 0;
 
-/// How large a completion queue is.
+/// The size of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CqSize {
     /// A power of two; one of them stays free.
@@ -51,7 +51,7 @@ pub(crate) struct CqSize {
     pub(crate) cqe: u32,
 }
 
-/// Indices have 24 bits, and half of their range has to tell what is ahead from what is behind.
+/// Indices have 24 bits, and half of their range tells an index ahead from one behind.
 pub(super) const MAX_CQE: u32 = (1 << 22) - 1;
 
 impl CqSize {
@@ -76,7 +76,7 @@ impl CqSize {
     }
 }
 
-/// Creates a completion queue: its size, its memory, what the kernel is asked, and the ring.
+/// Creates a completion queue: its size, its memory, the driver's part of the command, and the ring.
 ///
 /// Pairs with `create_cq_user` in `hw/mlx5/cq.c`, which pins the memory that is named here.
 pub(super) fn create(
@@ -137,7 +137,7 @@ pub(super) fn create(
     Ok(CreatedCq { ring: provider::CqRing::Mlx5(ring), members })
 }
 
-/// Memory for completions, of which the device has not written any.
+/// Memory for a ring of unwritten CQEs.
 fn alloc_buffer(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, CqBuffer)> {
     let bytes = size.bytes().next_multiple_of(page_size());
     let memory = Arc::new(source.alloc(bytes, page_size(), ResourceType::MLX5_CQ)?);
@@ -145,8 +145,8 @@ fn alloc_buffer(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, 
     Ok((memory, buffer.ok_or_else(|| misfit(source.verb))?))
 }
 
-/// Lays out `entries` of `size` bytes that the device has not written; `None` unless they fit into
-/// `memory`, are a power of two, and of 64 or 128 bytes. To be done before the device knows them.
+/// Lays out `entries` CQEs of `size` bytes and marks them as unwritten; `None` unless they fit into `memory`, are a
+/// power of two, and of 64 or 128 bytes. To be called before the device knows the ring.
 pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> Option<CqBuffer> {
     let cqes = CqBuffer::new(memory.clone(), entries, size)?;
     for entry in 0..entries {
@@ -158,12 +158,12 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> O
 /// The poller's side of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Mlx5Cq {
-    // Dropped before the memory, as where the kernel's object holds both.
+    // Declared first, so that the record is dropped before the memory, as in [`Mlx5Resources`].
     consumed: RecordWord<0>,
     armed: RecordWord<1>,
     reader: CqReader,
     epoch: Epoch,
-    /// The queue's number, as it lies in the second half of a word of the register.
+    /// The queue's number, in the byte order and place of the second half of a doorbell word.
     cqn: u64,
     arming: DoorbellRegisterWord,
     registry: Arc<QpRegistry>,
@@ -172,7 +172,7 @@ pub(crate) struct Mlx5Cq {
     max_cqe: u32,
     /// The completion that [`take_other`](Self::take_other) found.
     odd: FoundCqe,
-    /// What the kernel's object holds; a resize exchanges its memory.
+    /// The resources that the kernel's object holds; a resize exchanges the memory.
     held: Option<Arc<Mlx5Resources>>,
 }
 
@@ -182,13 +182,13 @@ struct FoundCqe {
     /// The queue pair's user index.
     uidx: u32,
     wr_id: u64,
-    /// What it completes.
+    /// The opcode of the completion.
     kind: WcOpcode,
     op_own: u8,
 }
 
 impl Mlx5Cq {
-    /// Takes what [`prepare`] made.
+    /// A poller of the CQEs that [`prepare`] laid out.
     pub(crate) fn new(
         cqes: CqBuffer,
         dbrec: Arc<DoorbellRecord>,
@@ -211,12 +211,12 @@ impl Mlx5Cq {
         }
     }
 
-    /// Where the control path tells of queue pairs.
+    /// The list where the control path adds and retires queue pairs.
     pub(crate) fn registry(&self) -> &Arc<QpRegistry> {
         &self.registry
     }
 
-    /// Throws away updates of queue pairs that were created and destroyed since the last poll. The borrow
+    /// Drops the updates of queue pairs that were created and destroyed since the last poll. The borrow
     /// keeps the poller away meanwhile.
     pub(crate) fn compact_updates(&self) {
         if !self.epoch.is_over() {
@@ -240,8 +240,8 @@ impl Mlx5Cq {
         self.reader.cqes().count()
     }
 
-    /// How many completions fit, as the kernel counts them: one CQE stays free, for the mark that
-    /// ends a queue which is resized.
+    /// The number of completions that fit, as the kernel counts them: one CQE stays free for the
+    /// RESIZE_CQ mark that ends the old ring.
     pub(crate) fn capacity(&self) -> u32 {
         self.entries() - 1
     }
@@ -251,7 +251,7 @@ impl Mlx5Cq {
         &self.registry.poll_gate
     }
 
-    /// Reads what the control path told of queue pairs. Not to be called in a forked child.
+    /// Reads the control path's updates of queue pairs. Not to be called in a forked child.
     pub(crate) fn catch_up(&mut self) {
         if self.registry.poll_gate.is_quiet() {
             return;
@@ -318,7 +318,7 @@ impl Mlx5Cq {
             let qp = table.get(uidx)?;
             // The arrays of work request ids have no more entries than these 16 bits name.
             let at = cqe.low16::<COUNTER>();
-            // Opcodes are compared in the upper bits of `op_own`, without a shift.
+            // Compares opcodes in the upper bits of `op_own`, without a shift.
             if op_own < op_own_above(opcode::MLX5_CQE_REQ) {
                 let sent = qp.sends.complete(at);
                 // A constant, so that the compiler drops the caller's comparison for the status.
@@ -336,7 +336,7 @@ impl Mlx5Cq {
 
     /// Consumes the next completion if the next CQE is not as [`take_success`](Self::take_success) takes it: it
     /// is an error, names no queue pair in the table, is no completion, or is unwritten. Leaves the completion in
-    /// `odd`: to return it through memory of the caller would cost the fast path a register.
+    /// `odd`: returning it through memory of the caller would cost the fast path a register.
     #[cold]
     #[inline(never)]
     fn take_other(&mut self, mut op_own: u8) -> bool {
@@ -387,7 +387,7 @@ impl Mlx5Cq {
                 if known.is_none() && is_receive(code) {
                     self.table.discard(uidx, at);
                 }
-                // If no other completion follows, no poll gives this one back.
+                // If no other completion follows, no poll would return this CQE to the device.
                 self.release_here();
                 None
             }
@@ -406,20 +406,19 @@ impl Mlx5Cq {
     /// parent's.
     #[inline(always)]
     pub(crate) fn release(&self) {
-        // Pairs with the device writing over CQEs after the record gave them back.
+        // Pairs with the device overwriting CQEs after the record gave them back.
         udma_done_reading();
         self.consumed.set(self.reader.consumer());
     }
 
-    /// Asks for an event at the next completion, or the next solicited one or error. `arm_sn` counts in bits
-    /// 28 and 29 the events of this queue that were read from its channel. Returns the word of the
-    /// register.
+    /// Arms the queue: the next completion, or the next solicited one or error, raises an event. `arm_sn` has in bits
+    /// 28 and 29 the count of this queue's events that were read from its channel. Returns the word of the register.
     #[inline(always)]
     pub(crate) fn arm(&self, solicited: bool, arm_sn: u32) -> u64 {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
         let word = arm_sn | command | self.reader.consumer();
         self.armed.set(word);
-        // The register's write begins with a barrier, behind the doorbell record.
+        // The write of the register begins with a barrier, which orders it after the doorbell record.
         let word = pair(word, 0) | self.cqn;
         self.arming.ring(word);
         word
@@ -432,14 +431,14 @@ impl Mlx5Cq {
         self.arming.tell(word);
     }
 
-    /// Pretends to be another queue, of which `consumer` completions were consumed.
+    /// Turns this into a queue with the consumer index `consumer`.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn pretend(&mut self, cqn: u32, consumer: u32) {
         self.cqn = pair(0, cqn);
         self.reader = CqReader::new(self.reader.cqes().clone(), consumer);
     }
 
-    /// For a test to write completions to, where nothing was written before.
+    /// A fake device that writes completions; only for a ring without any.
     #[cfg(test)]
     pub(crate) fn device(&self) -> super::fake_device::FakeCq {
         let (cqes, dbrec) = (self.reader.cqes(), self.consumed.record().clone());
@@ -451,7 +450,7 @@ impl Mlx5Cq {
         self.reader.written().count() as u32
     }
 
-    /// Takes the user index out of the CQEs of a queue pair that the kernel reset, so that the poller discards
+    /// Clears the user index in the CQEs of a queue pair that the kernel reset, so that the poller discards
     /// them. Frees the WQEs of its shared receive queue that these CQEs name.
     pub(crate) fn purge(&mut self, qp: &SharedQp) {
         self.apply_updates();
@@ -496,7 +495,7 @@ impl Mlx5Cq {
         let resized = execute(ResizeRequest { cqe, pending, pinned: memory.len(), input, output });
         if let Err(error) = resized {
             // The driver pins the memory before it tells the device, and a device that refuses has not
-            // moved. After any other error the device may be in either memory, so that both stay.
+            // moved. After any other error the device may write to either memory, so both are kept.
             let untouched = matches!(error.errno(), Errno::NOMEM | Errno::AGAIN);
             if let (Some(held), false) = (&self.held, untouched || error.is_refusal()) {
                 held.keep(memory);
@@ -510,8 +509,8 @@ impl Mlx5Cq {
         Ok(())
     }
 
-    /// Takes over the CQEs that the kernel has moved the queue to, with what is left in the old
-    /// ones: the device ended them with a mark.
+    /// Moves to the ring that the kernel has moved the queue to, and copies the CQEs that are left
+    /// in the old ring up to the mark with which the device ended it.
     pub(crate) fn exchange(&mut self, cqes: CqBuffer) {
         let log = cqes.count().trailing_zeros();
         let mut next = self.reader.consumer();
@@ -519,7 +518,7 @@ impl Mlx5Cq {
             udma_from_device();
             let op_own = cqe.op_own();
             if opcode_of(op_own) == opcode::MLX5_CQE_RESIZE_CQ {
-                // The mark took a number, so that everything before it moves up by one.
+                // The mark took an index, so the index of every CQE before it grows by one.
                 next = next.wrapping_add(1);
                 self.table.moved();
                 break;
@@ -528,7 +527,8 @@ impl Mlx5Cq {
             let op_own = op_own & !MLX5_CQE_OWNER_MASK | (to >> log) as u8 & MLX5_CQE_OWNER_MASK;
             cqes.take_over(to, self.reader.cqes(), at, op_own);
         }
-        // What was copied is there before the device hears how far we are.
+        // Pairs with the device's read of the consumer index in the doorbell record: the copied
+        // CQEs are stored before it.
         udma_to_device();
         self.reader = CqReader::new(cqes, next);
         self.release();

@@ -26,11 +26,11 @@ const VLAN: usize = offset_of!(mlx5_cqe64, vlan_info);
 const SYNDROME: usize = offset_of!(mlx5_err_cqe, syndrome);
 const VENDOR: usize = offset_of!(mlx5_err_cqe, vendor_err_synd);
 
-/// In `op_own`: the core of the CQE begins with up to 32 bytes of data.
+/// In `op_own`: the core of the CQE begins with up to 32 bytes of inline data.
 const IN_CORE: u8 = 1 << 2;
-/// In `op_own`: up to 64 bytes of data stand before the core, in the CQE's first half.
+/// In `op_own`: up to 64 bytes of inline data are in the first half of a CQE of 128 bytes, before the core.
 const IN_FRONT: u8 = 1 << 3;
-/// Bytes that an atomic brings back.
+/// Bytes of an atomic's result.
 const ATOMIC: u32 = 8;
 
 const _: () = assert!(UNWRITTEN == opcode::MLX5_CQE_INVALID.0 << 4);
@@ -47,7 +47,7 @@ pub(crate) const fn op_own_above(code: opcode) -> u8 {
     (code.0 + 1) << 4
 }
 
-/// The user index that a CQE bears, of 24 bits.
+/// The user index in a CQE, of 24 bits.
 #[inline(always)]
 pub(crate) fn uidx_of(cqe: Cqe<'_>) -> u32 {
     // The upper byte of the field is not part of the index.
@@ -66,7 +66,7 @@ pub(crate) fn is_receive(code: opcode) -> bool {
     )
 }
 
-/// What a receive is reported as.
+/// The opcode by which a receive is reported.
 #[inline(always)]
 pub(crate) fn received(op_own: u8) -> WcOpcode {
     match opcode_of(op_own) {
@@ -75,13 +75,13 @@ pub(crate) fn received(op_own: u8) -> WcOpcode {
     }
 }
 
-/// A completion in its ring. What it says is read when it is asked for.
+/// A completion in its ring. Its fields are read from the CQE on demand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mlx5Wc<'r> {
     /// The user index of the queue pair.
     pub(crate) uidx: u32,
     pub(crate) wr_id: u64,
-    /// What it completes.
+    /// The opcode of the completion.
     pub(crate) kind: WcOpcode,
     /// The CQE's last byte. Only its opcode may be used: of a successful send there may be nothing else.
     pub(crate) op_own: u8,
@@ -90,13 +90,13 @@ pub(crate) struct Mlx5Wc<'r> {
 }
 
 impl<'r> Mlx5Wc<'r> {
-    /// The CQE, found when it is asked for: not every caller does.
+    /// The CQE, computed on demand: not every caller needs it.
     #[inline(always)]
     fn cqe(&self) -> Cqe<'r> {
         self.reader.last()
     }
 
-    /// The same, with what its CQE says looked up again.
+    /// The same completion, with its fields read from the CQE again.
     #[inline(always)]
     pub(crate) fn reload(self) -> Self {
         Mlx5Wc { op_own: self.cqe().op_own(), ..self }
@@ -109,7 +109,7 @@ impl<'r> Mlx5Wc<'r> {
 
     #[inline(always)]
     fn is_error(&self) -> bool {
-        // There are two, one for each direction, and what is above them is no completion.
+        // There are two error opcodes, one for each direction; the opcodes above them are no completions.
         self.op_own >= opcode::MLX5_CQE_REQ_ERR.0 << 4
     }
 
@@ -195,7 +195,7 @@ impl<'r> Mlx5Wc<'r> {
     pub(crate) fn packet(&self) -> WcPacket {
         /// Bits 2 and 3 of the header type: L3 is IPv4.
         const IPV4: u8 = 2;
-        // In place of a queue pair's number.
+        // The device puts the flow tag in place of the queue pair's number.
         let flow_tag = self.qpn();
         if self.brings_data() {
             return WcPacket { flow_tag, ..WcPacket::default() };
@@ -210,7 +210,7 @@ impl<'r> Mlx5Wc<'r> {
         }
     }
 
-    /// What came with the completion and lies in it, not in memory.
+    /// The inline data of the completion, which the device did not write to memory.
     pub(crate) fn scattered(&self) -> Option<Scattered> {
         if self.is_error() {
             return None;
@@ -224,7 +224,8 @@ impl<'r> Mlx5Wc<'r> {
         }
     }
 
-    /// When the device wrote the completion, by its own clock; an error stands in the same place.
+    /// When the device wrote the completion, by its own clock. An error CQE has no timestamp: its
+    /// syndrome is in the same place.
     pub(crate) fn timestamp(&self) -> Option<u64> {
         if self.is_error() {
             return None;

@@ -1,4 +1,4 @@
-//! Device memory (MEMIC): what the driver adds to its commands, and where it is to be mapped.
+//! Device memory (MEMIC): the driver's part of its commands, and the mmap offset of its pages.
 //!
 //! Pairs with `hw/mlx5/dm.c`.
 
@@ -13,10 +13,10 @@ use uverbs_uapi::mlx5::context::MLX5_IB_MMAP_DEVICE_MEM;
 use uverbs_uapi::mlx5::dm as uapi;
 use uverbs_uapi::object::UVERBS_OBJECT_DM;
 
-/// Where device memory is, as the driver tells.
+/// The location of device memory, as the driver reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DmLocation {
-    /// Where in its first page the memory begins, in bytes.
+    /// The offset of the memory in its first page, in bytes.
     start_offset: u64,
     /// Names its pages in the offset that `mmap` takes.
     page_index: u16,
@@ -30,7 +30,7 @@ impl DmLocation {
             .output(uapi::MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX, &mut self.page_index);
     }
 
-    /// Where the memory of this handle is, and how many bytes it has.
+    /// The location of the memory of this handle, and its length in bytes.
     pub(crate) fn query(kernel: &dyn Kernel, handle: u32) -> Result<(DmLocation, u64), Errno> {
         let mut location = DmLocation::default();
         let mut length = 0u64;

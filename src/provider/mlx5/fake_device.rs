@@ -29,7 +29,7 @@ impl FakeCq {
         FakeCq { segments, dbrec, entries, stride, producer: 0 }
     }
 
-    /// Goes on in other memory, with CQEs as long.
+    /// Continues in other memory, with CQEs of the same size.
     #[cfg(not(loom))]
     pub(crate) fn exchange(&mut self, memory: &Arc<QueueMemory>, entries: u32) {
         self.segments = WqeSegments::new(memory.clone(), 0, entries * self.stride).unwrap();

@@ -1,4 +1,4 @@
-//! Offsets for `mmap`, by which the driver knows what is to be mapped.
+//! Offsets for `mmap`, in which the driver encodes a command and an index.
 //!
 //! Pairs with `get_command` and `get_extended_index` in `hw/mlx5/main.c`.
 

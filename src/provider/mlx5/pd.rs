@@ -1,4 +1,4 @@
-//! What the driver tells of a protection domain. Pairs with `MLX5_IB_METHOD_PD_QUERY` in
+//! The driver's number of a protection domain. Pairs with `MLX5_IB_METHOD_PD_QUERY` in
 //! `hw/mlx5/std_types.c`.
 
 use crate::uverbs::command::Command;

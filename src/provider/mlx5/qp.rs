@@ -1,5 +1,5 @@
-//! Creates queue pairs: the memory of both queues, the user index, the doorbell register, what the
-//! kernel is asked, and the rings.
+//! Creates queue pairs: the memory of both queues, the user index, the doorbell register, the
+//! driver's part of the command, and the rings.
 //!
 //! Pairs with `create_user_qp` in `hw/mlx5/qp.c`, which pins the memory that is named here.
 
@@ -38,21 +38,21 @@ use uverbs_uapi::qp as uapi;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 use zerocopy::IntoBytes;
 
-/// The device finds the beginning of a queue pair's memory in this many steps of a page.
+/// The device addresses the beginning of a queue pair's memory in units of a page divided by this.
 const PAGE_STEPS: usize = 64;
-/// Version 1 of the options of a connection: a queue pair that is created with it tells which options the device has.
+/// Version 1 of the ECE options: the response to a creation with it has the options of the device.
 const ECE_QUERY: u32 = 0x1000_0000;
-/// The vendor whose options these are.
+/// The vendor of these options.
 const ECE_VENDOR: u32 = 0x15b3;
 
-/// The options that the device told, if it has any.
+/// The ECE options that the device reported, if it has any.
 fn ece(mlx5: &Mlx5, response: &mlx5_ib_create_qp_resp) -> Option<Ece> {
     let options = response.ece_options;
     mlx5.limits.ece.then_some(Ece { vendor_id: ECE_VENDOR, options })
 }
 
-/// Has `execute` change a queue pair together with the options of its connection, and returns those that the device
-/// took.
+/// Changes a queue pair together with the ECE options of its connection; `execute` runs the command. Returns the
+/// options that the device took.
 pub(super) fn modify_with_ece(options: u32, execute: ExecuteModify<'_>) -> Result<u32> {
     let request = mlx5_ib_modify_qp { ece_options: options, ..Default::default() };
     let mut response = mlx5_ib_modify_qp_resp::default();
@@ -64,7 +64,7 @@ pub(super) fn modify_with_ece(options: u32, execute: ExecuteModify<'_>) -> Resul
 struct QpParts {
     sq_size: SqSize,
     rq_size: RqSize,
-    // The record is dropped before the memory, as where the kernel's object holds both.
+    // Declared first, so that the record is dropped before the memory, as in [`Mlx5Resources`].
     dbrec: Arc<DoorbellRecord>,
     gate: Gate,
     uidx: Arc<Uidx>,
@@ -84,7 +84,7 @@ struct QpRegister {
     page: u32,
     /// Whether no other queue rings the register while a batch of this queue is rung.
     is_owned: bool,
-    /// Ends with the queue pair; a thread domain has the lease of its register.
+    /// The lease ends with the queue pair. `None` for the register of a thread domain, which has the lease itself.
     lease: Option<RegisterLease>,
 }
 
@@ -138,7 +138,7 @@ pub(super) fn create(
 }
 
 impl QpParts {
-    /// Allocates them; `cap` is the capacity that was asked for.
+    /// Allocates the parts; `cap` is the requested capacity.
     fn new(
         mlx5: &Mlx5,
         attr: &QpInitAttr<'_>,
@@ -158,7 +158,7 @@ impl QpParts {
         Ok(QpParts { sq_size, rq_size, dbrec, gate, uidx, memory, register })
     }
 
-    /// The dma-bufs of both memories. Memory of no queue is not the kernel's business.
+    /// The dma-bufs of both memories. The kernel does not get the memory of a queue that does not exist.
     fn dmabufs(&self) -> [Option<ib_uverbs_buffer_desc>; 2] {
         let both = self.memory.both.as_deref().filter(|_| self.has_queues());
         let sends = self.memory.sends.as_deref().filter(|_| self.sq_size.wqebbs > 0);
@@ -322,8 +322,8 @@ impl QpMemory {
     }
 }
 
-/// How memory of `bytes` for both queues is aligned, with receives of `stride` bytes and system pages of `page`
-/// bytes.
+/// The alignment of `bytes` of memory for both queues, with receives of `stride` bytes and system pages of
+/// `page` bytes.
 fn alignment(bytes: usize, stride: usize, page: usize) -> usize {
     let page = bytes.next_multiple_of(page).next_power_of_two();
     stride.max(64).max(page / PAGE_STEPS)
@@ -335,7 +335,7 @@ pub(super) fn create_target(
     verb: &'static str,
     execute: Execute<'_>,
 ) -> Result<CreatedTarget> {
-    // The driver wants a user index of every queue pair; no completion bears this one.
+    // The driver requires a user index for every queue pair; no completion has this one.
     let uidx = mlx5.user_index(verb)?;
     let request = mlx5_ib_create_qp {
         uidx: uidx.get(),
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn memory_begins_at_a_step_of_a_page_that_holds_it_all() {
         const KIB: usize = 1024;
-        // By sizes of system pages: the bytes of both queues, and how they are aligned.
+        // For each system page size: the bytes of both queues, and their alignment.
         let few = [(4 * KIB, 64), (16 * KIB, 256), (64 * KIB, KIB)];
         for (page, expected) in few {
             assert_eq!(alignment(192, 16, page), expected, "a page of {page}");

@@ -1,12 +1,13 @@
-//! How a poller finds the queue pair of a completion.
+//! The table by which a poller finds the queue pair of a completion.
 //!
 //! Queue pairs are created and destroyed while another thread polls. The control path leaves updates
 //! with [`QpRegistry`], and the poller keeps a [`QpTable`] of its own: user index to queue pair, without a
 //! lock. A completion whose user index is not in the table is discarded.
 //!
-//! The user index of a destroyed queue pair stays in use until no completion in the queue bears it. The
+//! The user index of a destroyed queue pair stays in use until no completion in the queue has it. The
 //! kernel confirmed the destruction before the update was written, so that all its completions are in the
-//! queue when the update is read. They are consumed when the queue was found empty or went round once.
+//! queue when the update is read. They are consumed once the queue was found empty, or the poller has
+//! gone once around the ring.
 //!
 //! Updates pile up for a completion queue that is never polled, such as the receive queue's in a program that
 //! only sends. Creating a queue pair compacts them.
@@ -27,7 +28,7 @@ use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
 enum QpUpdate {
-    /// Weak: an update that is never read keeps no queue pair.
+    /// A weak reference: an update that is never read keeps no queue pair alive.
     Attached {
         uidx: u32,
         qp: Weak<SharedQp>,
@@ -40,21 +41,20 @@ enum QpUpdate {
     Older,
 }
 
-/// So few updates are not worth compacting.
+/// The least number of updates that is worth compacting.
 const FEW: usize = 64;
 
-/// What a poller that is gone left.
+/// The table and the reader that a dropped poller left behind.
 #[derive(Debug)]
 pub(crate) struct Leftover {
     pub(crate) reader: CqReader,
     pub(crate) table: QpTable,
 }
 
-/// The control path's end: which queue pairs complete to a queue.
+/// The control path's end: updates of the queue pairs that complete to a queue.
 ///
-/// The poller may be dropped long before the kernel's queue, which stays as long as a queue pair
-/// completes to it. When both are gone, WQEs of shared receive queues that unread completions name go
-/// back.
+/// The poller may be dropped long before the kernel's queue, which stays as long as a queue pair completes to it. When
+/// both are gone, WQEs of shared receive queues that unread completions name are freed.
 #[derive(Debug)]
 pub(crate) struct QpRegistry {
     updates: UpdateList<QpUpdate>,
@@ -71,7 +71,7 @@ impl Drop for QpRegistry {
     fn drop(&mut self) {
         let leftover = self.leftover.get_mut().and_then(Option::take);
         let Some(Leftover { reader, mut table }) = leftover else { return };
-        // A forked child has no completions, and the parent's WQEs are not its to give back.
+        // A forked child has no completions, and must not free the parent's WQEs.
         if reader.cqes().epoch().is_over() {
             return;
         }
@@ -111,16 +111,17 @@ impl QpRegistry {
             QpUpdate::Older => {}
             update => older.push(update),
         });
-        // The list is newest first, and a user index may be given back and dealt again within it.
+        // The list is newest first, and a user index may be returned and assigned again within it.
         older[before..].reverse();
     }
 
-    /// Throws away the updates of queue pairs that were created and destroyed since the last poll, if there
-    /// are many. The caller borrows the poller's end, so that it cannot poll; `is_empty` says whether the
+    /// Drops the updates of queue pairs that were created and destroyed since the last poll, if there are
+    /// many. The caller borrows the poller's end exclusively, so nobody polls; `is_empty` says whether the
     /// queue holds no completion.
     pub(crate) fn compact_updates(&self, is_empty: impl FnOnce() -> bool) {
         let Some(mut older) = self.older.lock() else { return };
-        // As many again as were left: compacting costs a constant for each update.
+        // Waits for as many new updates as were left the last time, so that compacting has a
+        // constant cost for each update.
         if (self.fresh.load(Ordering::Relaxed) as usize) < FEW + older.len() {
             return;
         }
@@ -132,7 +133,7 @@ impl QpRegistry {
             for (at, update) in older.iter().enumerate() {
                 match update {
                     QpUpdate::Attached { uidx, .. } => drop(attached.insert(*uidx, at)),
-                    // Without `Attached` here, the poller has read that.
+                    // If its `Attached` is not in the list, the poller has read that update.
                     QpUpdate::Gone { uidx, .. } => {
                         if let Some(first) = attached.remove(&uidx.get()) {
                             (needless[first], needless[at]) = (true, true);
@@ -157,7 +158,7 @@ impl QpRegistry {
         }
     }
 
-    /// Tells of a queue pair, before anything is posted to it.
+    /// Adds a queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, qp: &Arc<SharedQp>) {
         let uidx = qp.uidx().get();
         self.put(QpUpdate::Attached { uidx, qp: Arc::downgrade(qp) });
@@ -170,7 +171,7 @@ impl QpRegistry {
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
-    /// something for ever: its index is never dealt again.
+    /// something for ever: its index is never assigned again.
     pub(crate) fn retire_for_good(&self, qp: &SharedQp) {
         std::mem::forget(qp.uidx().clone());
         self.retire(qp);
@@ -210,16 +211,17 @@ impl CqMembers for QpRegistry {
 #[derive(Debug)]
 struct Dead {
     uidx: Arc<Uidx>,
-    /// Takes back what the completions consumed.
+    /// Takes back the WQEs that its completions consumed.
     srq_wr_ids: Option<Arc<SrqWrIds>>,
-    /// The consumer index from which on no CQE can be one of its.
+    /// The consumer index from which on no CQE can be of this queue pair.
     until: u32,
 }
 
 /// The poller's end: user index to queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct QpTable {
-    /// From the user index `first` on. Queue pairs of one completion queue are mostly created together.
+    /// The queue pairs from the user index `first` on. Those of one completion queue are mostly created
+    /// together, so the table is dense.
     qps: Vec<Option<Arc<SharedQp>>>,
     first: u32,
     dead: Vec<Dead>,
@@ -256,7 +258,8 @@ impl QpTable {
     }
 
     /// Applies the updates of the control path. `consumer` is the index of the next CQE, and `entries` the size of
-    /// the queue. Call [`forget`](Self::forget) afterwards, which drops what no completion can name any more.
+    /// the queue. Call [`forget`](Self::forget) afterwards, which drops the queue pairs that no completion can
+    /// name any more.
     #[cold]
     pub(crate) fn apply_updates(&mut self, registry: &QpRegistry, consumer: u32, entries: u32) {
         // Never contended: compacting borrows the poller's end.
@@ -279,19 +282,19 @@ impl QpTable {
         }
     }
 
-    /// All completions in the queue have got an index greater by one.
+    /// The index of all completions in the queue grew by one.
     pub(crate) fn moved(&mut self) {
         for dead in &mut self.dead {
             dead.until = dead.until.wrapping_add(1);
         }
     }
 
-    /// Whether there are indices to give up.
+    /// Whether there are user indices to return.
     pub(crate) fn has_retired(&self) -> bool {
         !self.dead.is_empty()
     }
 
-    /// Gives up the user indices that no completion in the queue bears: all of them if it is `empty`, else
+    /// Returns the user indices that no completion in the queue has: all of them if it is `empty`, else
     /// those whose last completion is behind `consumer`.
     #[cold]
     pub(crate) fn forget(&mut self, consumer: u32, empty: bool) {
@@ -363,7 +366,7 @@ mod tests {
         assert_eq!(table.get(9).unwrap().qpn(), 109);
     }
 
-    /// As when earlier queue pairs move to the completion queue, or get an index that was free again.
+    /// User indices below the table's first: a later queue pair gets an index that was free again.
     #[test]
     fn queue_pairs_are_found_whatever_the_order_of_their_indices() {
         let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
@@ -453,7 +456,7 @@ mod tests {
         registry.compact_updates(|| true);
         let older = registry.older.lock().unwrap().len();
         assert!(older <= 2, "{older}");
-        // What the poller has to know it still learns.
+        // The poller still learns of the queue pair that is left.
         assert!(!registry.is_empty());
         table.apply_updates(&registry, 0, 8);
         assert!(table.get(known.uidx().get()).is_none());
@@ -473,7 +476,7 @@ mod tests {
         assert!(all.iter().all(|qp| table.get(qp.uidx().get()).is_some()));
     }
 
-    /// A CQE in the queue may name a queue pair that is gone, so its user index stays in use.
+    /// A CQE in the queue may name a queue pair that is gone, so that queue pair's user index stays in use.
     #[test]
     fn updates_stay_while_the_queue_holds_completions() {
         let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
@@ -553,8 +556,8 @@ mod model {
         });
     }
 
-    /// Destroying, or a reset that gives the index back, while the poller polls: the index is dealt
-    /// again only when the completion that bears it was consumed.
+    /// Destroying, or a reset that gives the index back, while the poller polls: the index is
+    /// assigned again only when the completion with it was consumed.
     #[test]
     fn an_index_is_not_dealt_while_a_completion_bears_it() {
         loom::model(|| {
@@ -600,7 +603,7 @@ mod model {
             let (staying, short) = (shared_qp(&indices), shared_qp(&indices));
             registry.attach(&staying);
             registry.attach(&short);
-            // As many as are worth it.
+            // As many updates as are worth compacting.
             registry.fresh.store(FEW as u32, Ordering::Relaxed);
             let tidier = {
                 let registry = registry.clone();

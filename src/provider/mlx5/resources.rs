@@ -39,7 +39,7 @@ pub(crate) struct Mlx5Resources {
     _record: Arc<DoorbellRecord>,
     /// Exchanged when a completion queue is resized.
     memory: Lock<Option<Arc<QueueMemory>>>,
-    /// Memory that the device may use, too, after resizes whose outcome is unknown.
+    /// Further memory that the device may use, after resizes whose outcome is unknown.
     doubtful: Lock<Vec<Arc<QueueMemory>>>,
     /// The sends of a raw packet queue pair.
     _sends: Option<Arc<QueueMemory>>,
@@ -74,7 +74,7 @@ impl Mlx5Resources {
         self.memory.lock()?.replace(memory)
     }
 
-    /// Keeps memory, too, that the kernel may or may not have moved the queue to.
+    /// Also keeps the memory of a resize whose outcome is unknown.
     pub(super) fn keep(&self, memory: Arc<QueueMemory>) {
         match self.doubtful.lock() {
             Some(mut doubtful) => doubtful.push(memory),

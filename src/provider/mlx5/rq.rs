@@ -1,5 +1,5 @@
-//! Receive queues of queue pairs: their size, and the WQEs that this process writes. The doorbell record
-//! tells the device; no register is rung.
+//! Receive queues of queue pairs: their size, and the WQEs that this process writes. The device reads
+//! the producer index from the doorbell record; no register is rung.
 
 use super::context::Limits;
 use super::wqe::{TERMINATOR, data};
@@ -22,7 +22,7 @@ const DATA: u64 = size_of::<mlx5_wqe_data_seg>() as u64;
 /// Bytes of the smallest receive queue.
 const LEAST: u64 = 64;
 
-/// How large a receive queue is.
+/// The size of a receive queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RqSize {
     /// Receives, a power of two; 0 if there is no receive queue.
@@ -68,7 +68,7 @@ impl RqSize {
 
 #[derive(Debug)]
 pub(crate) struct Mlx5Rq {
-    // Dropped before the memory, as where the kernel's object holds both.
+    // Declared first, so that the record is dropped before the memory, as in `Mlx5Resources`.
     dbrec: RecordWord<MLX5_RCV_DBR>,
     buffer: RqBuffer<AtomicU64, 1>,
     entries: u32,
@@ -79,7 +79,7 @@ pub(crate) struct Mlx5Rq {
     shared: Arc<SharedQp>,
 }
 
-/// Where a queue stands in its memory, and how large its receives are.
+/// The place of a queue in its memory, and the size of its receives.
 pub(crate) struct RqLayout {
     /// In bytes.
     pub(crate) offset: usize,
@@ -119,7 +119,7 @@ impl Mlx5Rq {
         })
     }
 
-    /// Where a batch begins.
+    /// The cursor at which a batch begins.
     #[inline(always)]
     pub(crate) fn begin(&self) -> RecvCursor {
         let tail = self.shared.receives.own.tail();
@@ -127,13 +127,13 @@ impl Mlx5Rq {
         RecvCursor { at: self.head, room, ..RecvCursor::default() }
     }
 
-    /// Writes a WQE where the cursor stands, and moves it on; after an error it has not moved.
+    /// Writes a WQE at the cursor, and advances the cursor; after an error it has not moved.
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
-        // A copy, as what is passed out of line has to be in memory.
+        // Copied, because an argument of the out-of-line call must be in memory: the caller's stays in registers.
         let recv = *recv;
         self.push_checked(cursor, &recv)
     }
@@ -197,7 +197,7 @@ impl Mlx5Rq {
         Ok(())
     }
 
-    /// Begins anew, as the device does in state `RESET`.
+    /// Resets the ring, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
         self.head = 0;
         self.shared.receives.own.reset();
@@ -205,7 +205,7 @@ impl Mlx5Rq {
     }
 }
 
-/// Moves a cursor on behind a WQE that is written.
+/// Advances a cursor past a WQE that is written.
 #[inline(always)]
 fn advance(cursor: &mut RecvCursor) {
     cursor.at = cursor.at.wrapping_add(1);
@@ -228,7 +228,7 @@ pub(super) fn scatter(
     let mut length = 0u64;
     for sge in sges {
         length += u64::from(sge.length);
-        // To the device a length of zero is 2^31.
+        // The device takes a length of zero as 2^31.
         if sge.length > 0 {
             segments.write(next, data(sge));
             next = next.wrapping_add(1);

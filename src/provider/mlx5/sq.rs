@@ -54,17 +54,17 @@ const XRC: u64 = size_of::<wqe::mlx5_wqe_xrc_seg>() as u64;
 const ETH: u64 = 32;
 const UMR_CTRL: u64 = 48;
 const MKEY: u64 = 64;
-/// Entries of a list of a UMR come four at a time.
+/// Bytes of a UMR's translation list: entries (KLMs) come in fours.
 const KLMS: u64 = 64;
 /// Bytes of a WQEBB.
 const WQEBB: u64 = 64;
 
-/// How large a send queue is.
+/// The size of a send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SqSize {
     /// A power of two; 0 if there is no send queue.
     pub(crate) wqebbs: u32,
-    /// WQEs that fit, all of the largest kind.
+    /// WQEs that fit if all are of the largest size.
     pub(crate) max_post: u32,
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
@@ -159,15 +159,15 @@ fn fixed(qp_type: QpType) -> u64 {
     }
 }
 
-/// What a send queue is made from.
+/// The parts that a send queue is made from.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) memory: Arc<QueueMemory>,
-    /// Where in the memory it begins, in bytes.
+    /// The offset in the memory where the queue begins, in bytes.
     pub(crate) offset: usize,
     /// WQEBBs, a power of two.
     pub(crate) wqebbs: u32,
-    /// WQEs that fit, whatever they are.
+    /// WQEs that fit, of any operation.
     pub(crate) max_post: u32,
     pub(crate) limits: SendLimits,
     /// The operations that the transport takes without a further check.
@@ -181,23 +181,23 @@ pub(crate) struct Setup {
     pub(crate) shared: Arc<SharedQp>,
     pub(crate) raw_packet: RawPacketLimits,
     pub(crate) gate: Gate,
-    /// Open as `gate` is. Shut for ever where the device is in this process, and has to be told of each ring.
+    /// Open as `gate` is. Shut for ever where the device is in this process: each ring then notifies it by a call.
     pub(crate) ring_gate: Gate,
 }
 
 /// A send queue.
 #[derive(Debug)]
 pub(crate) struct Mlx5Sq {
-    // Dropped before the memory, as where the kernel's object holds both.
+    // Declared first, so that the record is dropped before the memory, as in `Mlx5Resources`.
     dbrec: RecordWord<MLX5_SND_DBR>,
     buffer: SqBuffer<SqWrId>,
-    /// The operations that need no check but of their size, now: none while a fence is pending.
+    /// The operations that need only a size check now: none while a fence is pending.
     unchecked_now: SendOps,
     unchecked: SendOps,
     pub(super) transport: QpTransport,
-    /// The queue pair's number, as it lies in a control segment.
+    /// The queue pair's number, in the byte order and place of a control segment.
     qpn: u64,
-    /// Flags of every WQE, as they lie in a control segment.
+    /// Flags of every WQE, in the byte order and place of a control segment.
     always: u64,
     /// WQEBBs written in all: the producer index.
     producer: u32,
@@ -257,7 +257,7 @@ impl Mlx5Sq {
         })
     }
 
-    /// Where a batch begins.
+    /// The cursor at which a batch begins.
     #[inline(always)]
     pub(crate) fn begin(&self) -> SendCursor {
         let used = self.head.wrapping_sub(self.shared.sends.tail());
@@ -276,7 +276,7 @@ impl Mlx5Sq {
         cursor.head.wrapping_sub(self.head)
     }
 
-    /// Writes a WQE where the cursor stands, and moves it on; after an error it has not moved.
+    /// Writes a WQE at the cursor, and advances the cursor; after an error it has not moved.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -286,8 +286,8 @@ impl Mlx5Sq {
         if self.try_push(cursor, wr) {
             return Ok(());
         }
-        // Only copies are passed out of line. The checked path is slow: an XRC write cost 343 instructions there, and
-        // costs 97 on the unchecked path that it takes now.
+        // The out-of-line call gets copies, so that the cursor and the request stay in registers. The checked path is
+        // slow: an XRC write cost 343 instructions there, and costs 97 on the unchecked path that it takes now.
         let (mut copy, wr) = (*cursor, *wr);
         self.push_checked(&mut copy, &wr)?;
         *cursor = copy;
@@ -364,15 +364,14 @@ impl Mlx5Sq {
     /// that is dropped after it changed keys can leave an unneeded fence on later WQEs.
     pub(crate) fn fence_up_to(&mut self, last: u32) {
         let since = self.head;
-        // A fence of an earlier batch may stand for WQEs that were posted.
+        // An earlier batch may have set a fence for key changes that were posted.
         let older =
             |fence: &PendingFence| fence.older || fence.since != since && fence.reaches(since);
         let older = self.fence.as_ref().is_some_and(older);
         self.set_fence(Some(PendingFence { last, since, older }));
     }
 
-    /// Whether the WQE where the cursor stands needs a fence. The fence is over when all WQEs that need
-    /// it are posted.
+    /// Whether the WQE at the cursor needs a fence. The fence is over when all WQEs that need it are posted.
     fn needs_fence(&mut self, cursor: &SendCursor) -> bool {
         let Some(fence) = self.fence else { return false };
         if !fence.reaches(self.head) {
@@ -580,7 +579,7 @@ impl Mlx5Sq {
         Ok(())
     }
 
-    /// Makes the WQEs up to a cursor the device's.
+    /// Hands the WQEs up to a cursor to the device.
     #[inline(always)]
     fn publish(&mut self, cursor: &SendCursor) {
         self.producer = cursor.at;
@@ -599,7 +598,7 @@ impl Mlx5Sq {
         }
     }
 
-    /// Begins anew, as the device does in state `RESET`.
+    /// Resets the ring, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
         (self.producer, self.head) = (0, 0);
         self.set_fence(None);
@@ -608,12 +607,12 @@ impl Mlx5Sq {
     }
 }
 
-/// Which WQEs have to wait for key changes before them.
+/// The range of WQEs that wait for key changes before them.
 #[derive(Clone, Copy, Debug)]
 struct PendingFence {
     /// The number of the last such WQE.
     last: u32,
-    /// Where the queue stood when the fence was set.
+    /// The producer's WQE number when the fence was set.
     since: u32,
     /// Whether the WQEs also wait for a key change of an earlier batch, which may be posted.
     older: bool,
@@ -747,7 +746,7 @@ impl Wqe<'_> {
         operands: &[Segment],
         payload: &Payload<'_>,
     ) -> Result<u32, PostError> {
-        // With its masks the WQE may be longer than the queue has room for each.
+        // With its masks the WQE may exceed the size that the queue reserves for each.
         if let Payload::Sges(sges) = payload {
             let mut left = ATOMIC;
             let is_used = |sge: &&Sge| {

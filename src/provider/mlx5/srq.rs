@@ -1,8 +1,8 @@
 //! Shared receive queues: WQEs that form a linked list.
 //!
-//! The device goes on with the WQE that the last one links to. So the poster fills that WQE, and links it
-//! to any free one, which is next. The poller of a completion gives the WQE back to [`SrqWrIds`], where
-//! the poster finds all that came back in a row. One WQE always stays free, to be the next.
+//! The device follows the list from the WQE that it took last. So the poster fills the WQE at the end of the list, and
+//! links it to any free WQE, the new end. The poller of a completion gives the WQE back to [`SrqWrIds`], where the
+//! poster finds all returned WQEs as one list. One WQE always stays free, as the end of the list.
 
 use super::context::Limits;
 use super::resources::Mlx5Resources;
@@ -41,7 +41,7 @@ const NEXT: u64 = size_of::<mlx5_wqe_srq_next_seg>() as u64;
 /// Bytes of a data segment.
 const DATA: u64 = size_of::<mlx5_wqe_data_seg>() as u64;
 
-/// How large a shared receive queue is.
+/// The size of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SrqSize {
     /// WQEs, a power of two; one of them stays in the list as its end.
@@ -82,7 +82,7 @@ impl SrqSize {
     }
 }
 
-/// Creates a shared receive queue: its size, its memory, what the kernel is asked, and the ring.
+/// Creates a shared receive queue: its size, its memory, the driver's part of the command, and the ring.
 ///
 /// Pairs with `create_srq_user` in `hw/mlx5/srq.c`, which pins the memory that is named here.
 pub(super) fn create(
@@ -147,7 +147,7 @@ pub(crate) struct Prepared {
 }
 
 /// Links `entries` of `stride` bytes, both powers of two, from the first to the last; `None` if
-/// they do not fit into `memory`. To be done before the device knows them.
+/// they do not fit into `memory`. To be called before the device knows the ring.
 pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> Option<Prepared> {
     if !entries.is_power_of_two() || entries > 1 << 16 {
         return None;
@@ -166,13 +166,13 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
 /// The poster's side of a shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Mlx5Srq {
-    // Dropped before the memory, as where the kernel's object holds both.
+    // Declared first, so that the record is dropped before the memory, as in `Mlx5Resources`.
     dbrec: RecordWord<0>,
     buffer: Linked,
     max_sge: u32,
     /// One less than the entries.
     capacity: u32,
-    /// Where the next receive stands, as those before it are posted.
+    /// The cursor of the next receive.
     next: RecvCursor,
     /// Receives posted in all.
     posted: u32,
@@ -181,7 +181,7 @@ pub(crate) struct Mlx5Srq {
 }
 
 impl Mlx5Srq {
-    /// Takes what [`prepare`] made.
+    /// A poster of the ring that [`prepare`] linked.
     pub(crate) fn new(
         prepared: Prepared,
         max_sge: u32,
@@ -209,24 +209,24 @@ impl Mlx5Srq {
         &self.wr_ids
     }
 
-    /// Whether nothing was ever posted. The count comes round after 2^32 receives, all of which have
-    /// completed if there is room for as many as at first.
+    /// Whether nothing was ever posted. The count wraps after 2^32 receives; all of them have
+    /// completed if the room is what it was at first.
     pub(crate) fn is_fresh(&self) -> bool {
         self.posted == 0 && self.next.room == self.capacity
     }
 
-    /// Where a batch begins, with the WQEs that came back since the last.
+    /// The cursor at which a batch begins, with the WQEs that came back since the last batch.
     #[inline(always)]
     pub(crate) fn begin(&mut self) -> RecvCursor {
         if let Some(row) = self.wr_ids.take(self.next.free) {
             self.next.free = row.first.into();
-            // If a faulty device completes WQEs that it never had, the room stays within the capacity.
+            // The room stays within the capacity even if a faulty device completes WQEs that it never had.
             self.next.room = self.next.room.wrapping_add(row.count).min(self.capacity);
         }
         self.next
     }
 
-    /// Writes a WQE where the cursor stands, and moves it on; after an error it has not moved.
+    /// Writes a WQE at the cursor, and advances the cursor; after an error it has not moved.
     #[inline(always)]
     pub(crate) fn push(
         &self,
@@ -236,7 +236,7 @@ impl Mlx5Srq {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
-        // A copy, as what is passed out of line has to be in memory.
+        // Copied, because an argument of the out-of-line call must be in memory: the caller's stays in registers.
         let recv = *recv;
         self.push_checked(cursor, &recv)
     }
@@ -293,7 +293,7 @@ impl Mlx5Srq {
         Ok(())
     }
 
-    /// Moves a cursor on to the WQE that the one at the cursor is linked to.
+    /// Advances a cursor to the next WQE in the linked list.
     #[inline(always)]
     fn advance(&self, cursor: &mut RecvCursor) {
         cursor.at = cursor.free;

@@ -1,5 +1,5 @@
 //! The state that the poster and the pollers of a shared receive queue share: the work request ids, and the free
-//! WQEs. Any number of pollers give WQEs back in a row, and the one poster takes the whole row.
+//! WQEs. Any number of pollers push WQEs to a list, the row, and the one poster takes the whole row.
 
 use crate::sync::ring_array::RingArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -61,7 +61,7 @@ impl SrqWrIds {
         let mut word = self.back.load(Ordering::Relaxed);
         loop {
             let back = Row::of(word);
-            // Behind the last of a row is whatever the poster puts there.
+            // The poster sets the link behind the last WQE of a row.
             entry.next.store(back.first.into(), Ordering::Relaxed);
             let first = at as u16;
             let last = if back.count == 0 { first } else { back.last };
@@ -100,9 +100,9 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Two pollers give entries back while the poster takes: each entry comes back once, and its
-    /// number was read before. That numbers are atomics hides from loom when they are read too
-    /// late; `held` is read and written with them.
+    /// Two pollers give entries back while the poster takes: each entry comes back once, after its
+    /// number was read. Loom does not report an atomic that is read too late, so `held` is accessed
+    /// along with each number.
     #[test]
     fn two_give_back_while_one_takes() {
         // Each further preemption takes two to five times as long: 0.2 s of a processor with three, 6 s with six.
@@ -120,7 +120,7 @@ mod model {
                     })
                 })
                 .collect();
-            // All of a row, and what is behind it.
+            // All WQEs of a row, and the link behind the last.
             let take = |wr_ids: &SrqWrIds| {
                 let mut seen = Vec::new();
                 let Some(row) = wr_ids.take(7) else { return seen };
@@ -137,7 +137,7 @@ mod model {
                 thread::spawn(move || {
                     let seen = take(&wr_ids);
                     for at in &seen {
-                        // The entry is posted again at once.
+                        // The test posts the entry again at once.
                         held[*at as usize].write();
                         wr_ids.entries.at(*at).wr_id.store(99, Ordering::Relaxed);
                     }

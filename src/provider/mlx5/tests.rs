@@ -41,7 +41,7 @@ const BUFFER: usize = 256;
 const QPN: u32 = 0x42;
 const CQN: u32 = 0x40d;
 
-/// A register in memory that can be looked at.
+/// A register in memory that the test can read.
 struct FakeRegister {
     file: FakeMapping,
     register: Arc<DoorbellRegister>,
@@ -71,7 +71,7 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
     gate
 }
 
-/// A send queue, the device's view of it, and what it rings.
+/// A send queue, the device's view of it, and the register that it rings.
 struct Sender {
     ring: Mlx5Sq,
     device: WqeSegments,
@@ -80,7 +80,7 @@ struct Sender {
     qp: Arc<SharedQp>,
 }
 
-/// What a test wants of a send queue; the rest is of no matter to it.
+/// The attributes of a send queue that tests vary.
 #[derive(Clone, Copy)]
 struct Shape {
     qpn: u32,
@@ -110,7 +110,7 @@ impl Sender {
     fn new(shape: Shape) -> Sender {
         let memory = Arc::new(QueueMemory::pages(shape.wqebbs as usize * 64).unwrap());
         let device = WqeSegments::new(memory.clone(), 0, shape.wqebbs * 4).unwrap();
-        // What was in the ring before must not matter.
+        // Stale bytes in the ring must not matter.
         for segment in 0..shape.wqebbs * 4 {
             device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
@@ -123,7 +123,7 @@ impl Sender {
             wqebbs: shape.wqebbs,
             max_post: shape.max_post,
             limits: SendLimits { max_sge: 30, max_inline: 980 },
-            // Whatever the transport: tests post everything to one queue.
+            // For every transport: tests post all operations to one queue.
             unchecked: SendOps {
                 gather: !0,
                 inline: !0,
@@ -154,7 +154,7 @@ impl Sender {
         self.ring.push(cursor, wr)
     }
 
-    /// As [`push`](Self::push) with all checks, whatever the request.
+    /// As [`push`](Self::push), with all checks for any request.
     fn push_checked(&mut self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.ring.transport = transport(wr);
         self.ring.push_checked(cursor, wr)
@@ -175,7 +175,7 @@ impl Sender {
         Ok(cursor)
     }
 
-    /// `length` bytes of the queue from a WQEBB on, with what comes after its end.
+    /// `length` bytes of the queue from a WQEBB on, wrapping around at its end.
     fn bytes(&self, wqebb: u32, length: usize) -> Vec<u8> {
         bytes(&self.device, wqebb.wrapping_mul(4), length)
     }
@@ -295,18 +295,18 @@ impl Completed {
         self.device.write(core);
     }
 
-    /// The next completion, of a poll that begins.
+    /// The next completion, from a new poll.
     fn next(&mut self) -> Option<Mlx5Wc<'_>> {
         next(&mut self.ring)
     }
 
-    /// How far the device was told that we are.
+    /// The consumer index that the device reads.
     fn consumed(&self) -> u32 {
         self.device.consumed()
     }
 }
 
-/// The next completion, of a poll that begins.
+/// The next completion, from a new poll.
 fn next(ring: &mut Mlx5Cq) -> Option<Mlx5Wc<'_>> {
     ring.catch_up();
     ring.next()

@@ -1,4 +1,4 @@
-//! UARs: pages of doorbell registers, and which queues ring which of them.
+//! UARs: pages of doorbell registers, and their assignment to queues.
 //!
 //! Pairs with `MLX5_IB_OBJECT_UAR` in `hw/mlx5/main.c`. Pages come from the kernel one by one and
 //! stay with the context: a register that is given back is lent again. The kernel frees the pages with the
@@ -15,11 +15,11 @@ use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::mlx5::uar as uapi;
 use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as UarType;
 
-/// Bytes of a UAR, whatever the system's pages are.
+/// Bytes of a UAR, with system pages of any size.
 const UAR: usize = 4096;
-/// Where in a UAR its registers begin.
+/// Offset in a UAR of its first register.
 const REGISTERS: usize = 0x800;
-/// Where in a UAR completion queues are armed.
+/// Offset in a UAR of the register that arms completion queues.
 const ARMING: usize = 0x20;
 /// Registers of a UAR that queue pairs may use; the others are fast path registers of firmware.
 const PER_UAR: usize = 2;
@@ -81,12 +81,12 @@ struct SharedBfreg {
     users: usize,
 }
 
-/// All of it is changed under one lock, so that threads have no interleaving to explore: there is no model of it.
+/// All fields change under one lock, so there is no interleaving to explore in a loom model.
 #[derive(Debug, Default)]
 struct Pool {
-    /// What the registers below were cut out of.
+    /// The pages that the registers below are in.
     pages: Vec<UarPage>,
-    /// Registers of thread domains: those that there are, and those that are free.
+    /// Registers of thread domains: the number of all, and the free ones.
     exclusive: usize,
     free_exclusive: Vec<Bfreg>,
     /// Registers of one queue pair each.
@@ -110,7 +110,7 @@ pub(crate) struct Registers {
     pool: Lock<Pool>,
 }
 
-/// Where a lent register returns to.
+/// The part of the pool that a lent register returns to.
 #[derive(Clone, Copy, Debug)]
 enum Origin {
     Exclusive,
@@ -178,8 +178,8 @@ impl Registers {
     }
 
     /// A register for a queue pair that is under no thread domain: one of its own while there are
-    /// few, then one that it shares with as few others as possible. Without any left it rings the
-    /// page that is not cached, like everybody where writes are not combined.
+    /// few, then one that it shares with as few others as possible. If no page is left, it rings
+    /// the non-cached page, as all queue pairs do on a machine without write combining.
     pub(crate) fn for_queue(self: &Arc<Self>, kernel: &dyn Kernel) -> RegisterLease {
         if self.bf_reg_size == 0 {
             return self.lend(self.non_cached.clone(), Origin::NonCached);
@@ -221,7 +221,7 @@ impl Registers {
     }
 
     fn cut(&self, page: &UarPage, mapping: Mapping) -> Result<Vec<Bfreg>, Errno> {
-        // Both numbers are the driver's.
+        // The driver reported both numbers.
         if self.uars_per_page > mapping.len() / UAR {
             return Err(Errno::BADMSG);
         }
@@ -236,7 +236,7 @@ impl Registers {
                 bfregs.push(Bfreg { register: Arc::new(register), page_id });
             }
         }
-        // They are taken from the end.
+        // Reversed, because registers are taken from the end.
         bfregs.reverse();
         Ok(bfregs)
     }
@@ -277,7 +277,7 @@ impl RegisterLease {
     }
 
     /// Whether other queue pairs may ring it at the same time, so that a BlueFlame copy needs the register's lock.
-    /// Doorbells of the page that is not cached are single stores, which cannot mix.
+    /// Doorbells of the non-cached page are single stores, which cannot mix.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.origin, Origin::Shared)
     }

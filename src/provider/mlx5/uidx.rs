@@ -7,11 +7,11 @@
 use crate::sync::lock::Lock;
 use std::sync::Arc;
 
-/// The number that means none; the device has no greater ones.
+/// The number that stands for no index; the device has no greater ones.
 const NO_INDEX: u32 = (1 << 24) - 1;
 
-/// The user indices of a context. What is free changes under one lock; that no index is assigned while a poller may
-/// meet it is model-checked in `qp_table.rs`.
+/// The user indices of a context. The free indices change under one lock. `qp_table.rs` model-checks that no index
+/// is assigned while a poller may find a CQE with it.
 #[derive(Debug)]
 pub(crate) struct UidxAllocator {
     free: Lock<Free>,

@@ -33,7 +33,7 @@ const ONE_ENTRY: u16 = 4;
 /// The longest range that a translation entry takes.
 const LONGEST: u64 = 1 << 31;
 
-/// WqeSegments after the control segment of a request that makes a key free.
+/// Segments after the control segment of a request that makes a key free.
 pub(crate) const FREEING: usize = 3 + 4;
 /// The same for a request that binds.
 pub(crate) const BINDING: usize = FREEING + 4;

@@ -1,4 +1,4 @@
-//! The words of work queue elements, as they lie in memory.
+//! The words of work queue elements (WQEs), in the byte order of memory.
 //!
 //! A segment is 16 bytes, written as two words. The structs of `uverbs_uapi::mlx5::wqe` say where the fields of
 //! a segment are; the tests compare the two.
@@ -21,27 +21,27 @@ pub(crate) const fn pair(first: u32, second: u32) -> u64 {
     ((first as u64) << 32 | second as u64).to_be()
 }
 
-/// The shared receive queue at the far end of an XRC connection.
+/// The XRC segment: the shared receive queue at the far end of the connection.
 #[inline(always)]
 pub(crate) const fn target(srqn: u32) -> Segment {
     [pair(srqn, 0), 0]
 }
 
-/// The first word of a request at the WQEBB `at`, but for the number of its queue pair.
+/// The first word of a request at the WQEBB `at`. The second has the queue pair's number.
 #[inline(always)]
 pub(crate) const fn control(at: u32, opcode: u8, segments: u32) -> u64 {
-    // The halves are swapped apart: opcode and count are mostly constants, which the compiler then swaps.
+    // Each half is swapped by itself: opcode and count are mostly constants, which the compiler then swaps.
     pair((at & 0xffff) << 8, 0) | (pair(opcode as u32, 0) | pair(0, segments as u8 as u32))
 }
 
-/// The segments of a request, as its first word says.
+/// The number of segments of a request, from its first word.
 #[inline(always)]
 pub(crate) const fn segments(control: u64) -> u32 {
     // The two bits above them are never set, since no request is longer than `LONGEST`.
     u64::from_be(control) as u8 as u32
 }
 
-/// Where an RDMA operation or an atomic goes.
+/// The remote address segment of an RDMA operation or an atomic.
 #[inline(always)]
 pub(crate) const fn remote(addr: u64, rkey: u32) -> Segment {
     [addr.to_be(), pair(rkey, 0)]
@@ -53,11 +53,11 @@ pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Segment {
     [swap_add.to_be(), compare.to_be()]
 }
 
-/// Makes the first word of a masked atomic one of eight bytes: an extended atomic, and how long its
-/// operands are, counted in powers of two from four bytes.
+/// The bits of a masked atomic of eight bytes in the first word: an extended atomic, and the log₂
+/// of its operand length in units of four bytes.
 pub(crate) const MASKED_EIGHT: u64 = pair((8 | 1) << 24, 0);
 
-/// A SGE.
+/// A data segment: an SGE.
 #[inline(always)]
 pub(crate) const fn data(sge: &Sge) -> Segment {
     [pair(sge.length, sge.lkey.0), sge.addr.to_be()]

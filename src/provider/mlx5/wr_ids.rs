@@ -1,8 +1,8 @@
-//! What the poster and the poller of a queue pair share: the work request ids.
+//! The state that the poster and the poller of a queue pair share: the work request ids.
 //!
-//! The device completes a WQE by its index in the queue; the id that the user gave stands here. The
-//! poller moves the tail, which makes room for the poster. The two may be different threads, and a poller
-//! keeps a [`SharedQp`] for as long as completions may name it.
+//! A CQE names its WQE by the index in the queue; the user's id is here. The poller moves the tail, which
+//! makes room for the poster. The two may be different threads, and a poller keeps a [`SharedQp`] for as
+//! long as completions may name it.
 
 use super::srq_wr_ids::SrqWrIds;
 use super::uidx::Uidx;
@@ -11,7 +11,7 @@ use crate::sync::ring_array::RingArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Where the receives of a queue pair come from.
+/// The source of a queue pair's receives.
 #[derive(Debug)]
 pub(crate) enum Receives {
     None,
@@ -32,9 +32,9 @@ pub(crate) struct SharedQp {
 /// The work request ids of [`Receives`].
 #[derive(Debug)]
 pub(crate) struct RecvWrIds {
-    /// Of a queue of its own.
+    /// The ids of a receive queue of its own.
     pub(crate) own: RqWrIds,
-    /// Where there is none.
+    /// The ids of the shared receive queue, if there is one.
     shared: Option<Arc<SrqWrIds>>,
 }
 
@@ -134,7 +134,7 @@ impl SqWrIds {
         SqWrIds { posted: RingArray::new(wqebbs.min(WQE_INDICES)), tail: AtomicU32::new(0) }
     }
 
-    /// Begins anew, as the device does.
+    /// Resets the ids, as the device resets its queues.
     pub(crate) fn reset(&self) {
         self.tail.store(0, Ordering::Release);
     }
@@ -151,7 +151,7 @@ impl SqWrIds {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// The WQE at the WQEBB `at` has completed, and with it all before. `at` is taken modulo the ring.
+    /// Completes the WQE at the WQEBB `at`, and all WQEs before it. `at` is taken modulo the ring.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> CompletedSend {
         let posted = self.posted.at(at);
@@ -168,7 +168,7 @@ impl SqWrIds {
 #[derive(Debug)]
 pub(crate) struct RqWrIds {
     wr_ids: RingArray<AtomicU64>,
-    /// How many have completed.
+    /// The number of receives that have completed.
     tail: AtomicU32,
 }
 
@@ -177,7 +177,7 @@ impl RqWrIds {
         RqWrIds { wr_ids: RingArray::new(entries.min(WQE_INDICES)), tail: AtomicU32::new(0) }
     }
 
-    /// Begins anew, as the device does.
+    /// Resets the ids, as the device resets its queues.
     pub(crate) fn reset(&self) {
         self.tail.store(0, Ordering::Release);
     }
@@ -187,7 +187,7 @@ impl RqWrIds {
         self.wr_ids.clone()
     }
 
-    /// How many have completed.
+    /// The number of receives that have completed.
     #[inline(always)]
     pub(crate) fn tail(&self) -> u32 {
         // Pairs with the Release of `complete`.

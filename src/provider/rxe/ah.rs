@@ -1,9 +1,9 @@
-//! Which address handles the requests of a send queue name.
+//! The address handles that the requests of a send queue name.
 //!
-//! A WQE of rxe names its address handle by number, and the kernel resolves the number when it
-//! carries the WQE out (`rxe_get_av`), not when it is posted. Numbers are dealt in a circle of 32767
-//! for the whole device. So an address handle is destroyed only when no WQE names it any more, or a datagram
-//! could go to the destination of another handle.
+//! A WQE of rxe names its address handle by number, and the kernel resolves the number when it carries the
+//! WQE out (`rxe_get_av`), not when it is posted. The driver assigns numbers in a circle of 32767 for the
+//! whole device. So an address handle is destroyed only when no WQE names it any more, or a datagram could
+//! go to the destination of another handle.
 
 use crate::error::{Error, Result};
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
@@ -13,14 +13,14 @@ use crate::wr::Address;
 use rustix::io::Errno;
 use uverbs_uapi::rxe::rxe_create_ah_resp;
 
-/// The number by which WQEs name an address handle, of the driver's response to its creation.
+/// The number by which WQEs name an address handle, from the driver's response to its creation.
 ///
 /// # Errors
 ///
 /// `EOPNOTSUPP` for no number, as before Linux 5.16: there a WQE has the whole address, with the peer's
 /// hardware address, which the driver resolves and does not tell.
 pub(crate) fn address(verb: &'static str, response: &DriverResponse) -> Result<Address> {
-    // The driver deals numbers from 1 on.
+    // The driver assigns numbers from 1 on.
     match response.read::<rxe_create_ah_resp>().ah_num {
         0 => Err(Error::new(verb, Errno::OPNOTSUPP).detail(
             "this kernel's soft-RoCE does not number address handles: datagrams need Linux 5.16 or later; \
@@ -30,7 +30,7 @@ pub(crate) fn address(verb: &'static str, response: &DriverResponse) -> Result<A
     }
 }
 
-/// Tells how far the kernel is with a ring.
+/// Reads the kernel's index of a ring.
 pub(crate) trait ConsumerWatch {
     /// The index that the kernel publishes.
     fn consumer(&self) -> u32;
@@ -88,10 +88,10 @@ impl<W: ConsumerWatch> NamedAddresses<W> {
         self.end.store(slot, Ordering::Release);
     }
 
-    /// Visits the numbers that WQEs name which the kernel has not completed.
+    /// Visits the numbers named by WQEs that the kernel has not completed.
     ///
-    /// The owner of a handle drops it after the last request that names it, so this finds every WQE that names
-    /// a handle of the caller. The kernel completes WQEs meanwhile: some that are visited may be over.
+    /// The owner of a handle drops it after the last request that names it, so this finds every WQE that names a handle
+    /// of the caller. The kernel completes WQEs meanwhile: some of the visited ones may have completed.
     pub(crate) fn each(&self, mut visit: impl FnMut(u32)) {
         let end = self.end.load(Ordering::Acquire);
         let mut slot = self.watch.consumer();
@@ -130,7 +130,7 @@ mod model {
 
     /// The owner of a handle that WQEs name drops it, while the poster names another one, drops a batch and fills
     /// the ring, and the kernel completes WQEs. A handle that a WQE names is found until the kernel completed the
-    /// WQE, and no slot is visited of which the number is not known.
+    /// WQE, and no slot is visited before its number is stored.
     #[test]
     fn a_handle_is_found_until_its_requests_are_over() {
         loom::model(|| {

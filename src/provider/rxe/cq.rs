@@ -1,4 +1,4 @@
-//! Completion queues: the kernel produces, we consume.
+//! Completion queues: the kernel produces, and this process consumes.
 
 use super::retired::{RetiredQps, Retirements};
 use super::{Rxe, map_ring, unmapped};
@@ -45,9 +45,9 @@ pub(crate) struct RxeCq {
     queue: RxeQueue,
     /// Consumer index.
     consumer: u32,
-    /// The producer index as last seen: looked at again when everything up to it is consumed.
+    /// The producer index as last loaded; loaded again when everything before it is consumed.
     producer: u32,
-    /// Completions consumed in all, whatever ring they were in.
+    /// Completions consumed in all, from this ring and earlier ones.
     consumed: u64,
     /// Queue pairs that are gone.
     retired: RetiredQps,
@@ -80,7 +80,7 @@ impl RxeCq {
         self.retirements.poll_gate()
     }
 
-    /// Reads which queue pairs are gone.
+    /// Reads the list of destroyed queue pairs.
     pub(crate) fn catch_up(&mut self) {
         self.poll_gate().clear();
         self.retired.apply_updates(&self.retirements, self.consumed);
@@ -102,7 +102,7 @@ impl RxeCq {
             if !self.retired.covers(self.current.qp_num, position) {
                 return Some(&self.current);
             }
-            // If nothing else comes, no poll has anything to give back.
+            // If no other completion follows, no poll would return these entries to the kernel.
             self.release();
         }
     }
@@ -113,7 +113,7 @@ impl RxeCq {
         self.queue.publish_consumer(self.consumer);
     }
 
-    /// Discards what the queue holds of a queue pair that cannot complete anything more.
+    /// Discards the completions in the queue of a queue pair that completes nothing more.
     pub(crate) fn purge(&mut self, qpn: u32) {
         let pending = u64::from(self.pending());
         if pending > 0 {

@@ -19,15 +19,14 @@ const SMALLEST_LIMIT: u32 = 0x4000;
 /// The depth to ask the kernel for: one place more than the program wants; see [`reported_depth`].
 fn requested_depth(wanted: u32) -> u32 {
     // The kernel rounds a depth up to a power of two minus one, and refuses one above its limit. So only a
-    // queue of exactly 2^n - 1 requests, from 0x7fff on, is left without the further place.
+    // queue of exactly 2^n - 1 requests, from 0x7fff on, does not get the additional place.
     if wanted == 0 || wanted >= SMALLEST_LIMIT { wanted } else { wanted + 1 }
 }
 
 /// The depth that the program is told: one less than the ring has, because when the kernel flushes a queue it
 /// shows a completion before it frees the place of the request.
 fn reported_depth(wanted: u32, granted: u32) -> u32 {
-    // If the further place doubled the ring, report what was asked for: programs size completion queues by
-    // this.
+    // If the additional place doubled the ring, the requested depth is reported: programs size completion queues by it.
     if granted / 2 >= wanted { wanted } else { granted.saturating_sub(1).max(wanted) }
 }
 
@@ -68,7 +67,7 @@ pub(super) fn create(
     let transport = attr.transport(qpn);
     let send = RxeSq::map(response.sq_mi, limits, transport, gate.clone(), mapper);
     let send = send.map_err(unmapped)?;
-    // Tables of requests are sized by these: no more than what the mapped ring holds.
+    // These size the tables of requests, so they must not exceed the mapped ring.
     cap.max_send_wr = cap.max_send_wr.min(send.capacity());
     let recv = match (attr.srq, attr.cap.max_recv_wr) {
         (Some(_), _) | (None, 0) => None,
@@ -97,7 +96,7 @@ mod tests {
             (4, 5, 7, 6),
             (0x3fff, 0x4000, 0x7fff, 0x3fff),
             (0x4000, 0x4000, 0x7fff, 0x7ffe),
-            // The only depths without a place more.
+            // The only depths without an additional place.
             (0x7fff, 0x7fff, 0x7fff, 0x7fff),
             // Numbers that no kernel grants.
             (u32::MAX, u32::MAX, 0x7fff, u32::MAX),

@@ -13,7 +13,7 @@ use crate::sync::lock::Lock;
 use crate::sync::update_list::UpdateList;
 use crate::sync::{AtomicU64, Ordering};
 
-/// How far the device has produced, for a thread that does not poll.
+/// Reads the device's producer index, for a thread that does not poll.
 pub(crate) trait Watch {
     /// The index after the newest entry.
     fn producer(&self) -> u32;
@@ -32,8 +32,8 @@ impl Watch for ProducerWatch {
     }
 }
 
-/// A watched ring. Positions count all entries of a queue's life, in whichever ring; the slot of
-/// one is `position + origin`, masked.
+/// A watched ring. Positions count all entries of a queue's life, across resizes; the slot of a
+/// position is `position + origin`, masked.
 #[derive(Debug)]
 struct WatchedRing<W> {
     watch: W,
@@ -47,12 +47,12 @@ struct RetiredQp {
     until: u64,
 }
 
-/// What the control path shares with the poller of a completion queue.
+/// The state that the control path shares with the poller of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Retirements<W> {
     updates: UpdateList<RetiredQp>,
     poll_gate: PollGate,
-    /// Up to which position the poller gave completions back.
+    /// The position up to which the poller gave completions back.
     released: AtomicU64,
     /// Locked by the control path alone.
     place: Lock<WatchedRing<W>>,
@@ -73,9 +73,8 @@ impl<W: Watch> Retirements<W> {
     pub(crate) fn retire(&self, qpn: u32) {
         // In a forked child nothing is destroyed.
         let Some(place) = self.place.lock() else { return };
-        // The device never gets a whole ring ahead of what was released, so that its index tells
-        // its position, provided that nothing was released between the two looks. Acquire pairs
-        // with the Release of `release`.
+        // The device is never a whole ring ahead of the released position. So its index tells its position, if nothing
+        // was released between the two loads. Acquire pairs with the Release of `release`.
         let mut released = self.released.load(Ordering::Acquire);
         let producer = loop {
             let producer = place.watch.producer();
@@ -115,7 +114,7 @@ impl<W: Watch> Retirements<W> {
     }
 
     /// Lets `exchange` replace the ring while no other thread reads the old or the new one. It
-    /// returns how to watch the new one and in which slot the entry at `position` lies there.
+    /// returns the watch of the new ring, and the slot there of the entry at `position`.
     pub(crate) fn exchange<E>(
         &self,
         position: u64,
@@ -136,7 +135,7 @@ impl CqMembers for Retirements<ProducerWatch> {
     }
 
     fn attach(&self, _: &Member) {
-        // A completion carries everything that its poller needs.
+        // Nothing to attach: a completion carries everything that its poller needs.
     }
 
     fn retire(&self, member: &Member) {
@@ -313,8 +312,8 @@ mod model {
     const NEW: u32 = 2;
     const OTHER: u32 = 3;
 
-    /// A queue pair completes, is destroyed, and another gets its number, while somebody polls:
-    /// what is new arrives, what is old does not once the poller can know.
+    /// A queue pair completes, is destroyed, and another gets its number, while somebody polls: completions of the new
+    /// one arrive, and those of the old one do not, once the poller can know of its end.
     #[test]
     fn poll_while_a_number_changes_hands() {
         loom::model(|| {
@@ -363,7 +362,7 @@ mod model {
         });
     }
 
-    /// The ring goes round while somebody looks where the dead one's entries end.
+    /// The ring wraps around while a thread reads where the entries of the destroyed queue pair end.
     #[test]
     fn poll_while_the_ring_goes_round() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! Receive queues, of a queue pair or shared: we produce, the kernel consumes.
+//! Receive queues, of a queue pair or shared: this process produces, and the kernel consumes.
 
 use super::{Rxe, map_ring, unmapped};
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ pub(super) fn create_srq(
     execute(CreateRequest { command, pinned: 0, resources: None })?;
     let ring = RxeRq::map(response.mi, max_sge, gate.clone(), mapper);
     let ring = ring.map_err(|errno| unmapped(verb, errno))?;
-    // Tables of receives are sized by this: no more than what the mapped ring holds.
+    // This sizes the tables of receives, so it must not exceed the mapped ring.
     let max_wr = max_wr.min(ring.capacity());
     let ring = provider::SrqRing::Rxe(ring);
     let shared_receives = SharedReceives { wr_ids: None };
@@ -86,7 +86,7 @@ impl RxeRq {
         self.queue.capacity()
     }
 
-    /// Where a batch begins.
+    /// The cursor at which a batch begins.
     #[inline(always)]
     pub(crate) fn begin(&self) -> RecvCursor {
         let used = self.queue.distance(self.queue.consumer(), self.producer);
@@ -100,7 +100,7 @@ impl RxeRq {
     }
 
     /// Moves a shared receive queue to a ring of another size, into which the kernel copies its
-    /// receives. Pairs with `rxe_srq_from_attr`, which writes where the new ring is.
+    /// receives. Pairs with `rxe_srq_from_attr`, which returns the mmap offset of the new ring.
     pub(crate) fn resize(
         &mut self,
         verb: &'static str,
@@ -133,8 +133,7 @@ impl RxeRq {
         Ok(())
     }
 
-    /// Checks a request, writes its WQE where the cursor stands, and moves the cursor on; after an error
-    /// it has not moved.
+    /// Checks a request, writes its WQE at the cursor, and moves the cursor on; after an error it has not moved.
     #[inline(always)]
     pub(crate) fn push(
         &self,
@@ -147,7 +146,7 @@ impl RxeRq {
         Ok(())
     }
 
-    /// Checks a request, and writes its WQE where the cursor stands.
+    /// Checks a request, and writes its WQE at the cursor.
     fn write(&self, cursor: RecvCursor, recv: &RecvWr<'_>) -> std::result::Result<(), PostError> {
         // A batch may be older than a fork.
         if self.gate.is_shut() {

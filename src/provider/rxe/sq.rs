@@ -57,7 +57,7 @@ impl RxeSq {
         self.queue.capacity()
     }
 
-    /// Where a batch begins. What an earlier batch wrote and did not ring is forgotten.
+    /// The cursor at which a batch begins. WQEs that an earlier batch wrote and did not ring are dropped.
     pub(crate) fn begin(&self) -> SendCursor {
         if let Some(named) = &self.named {
             named.begin(self.producer);
@@ -82,8 +82,7 @@ impl RxeSq {
         Ok(())
     }
 
-    /// Checks a request, writes its WQE where the cursor stands, and moves the cursor on; after an error
-    /// it has not moved.
+    /// Checks a request, writes its WQE at the cursor, and moves the cursor on; after an error it has not moved.
     pub(crate) fn push(&self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than a fork.
         if self.gate.is_shut() {
@@ -132,7 +131,7 @@ impl RxeSq {
                 return Err(PostError::InlineTooLong { max: self.limits.max_inline });
             }
         }
-        // The whole header is written: a slot still holds what the kernel left in it last time.
+        // The whole header is written: a slot still holds fields from its last use, which the kernel changed.
         if !self.queue.write(cursor.at, 0, &wqe) {
             return Err(PostError::TooManySge { max: self.limits.max_sge });
         }
@@ -176,7 +175,7 @@ fn rdma(wqe: &mut rxe_send_wqe, remote_addr: u64, rkey: u32) {
     arm(wqe, &rxe_send_wr_rdma { remote_addr, rkey, ..Default::default() });
 }
 
-/// Fills in what the operation needs.
+/// Fills in the operation's fields.
 #[inline]
 fn describe(wr: &SendWr<'_>, wqe: &mut rxe_send_wqe) -> Result<(), PostError> {
     let code = match wr.op {

@@ -1,8 +1,8 @@
-//! Raw packets: the segment that precedes their data, with what the device adds to them and the
-//! headers that it wants in the WQE.
+//! Raw packets: the Ethernet segment before their data, with the offloads of the device and the
+//! headers that the device requires inline.
 //!
-//! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
-//! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see
+//! Out of line, so that messages cost no instruction more. Pairs with `mlx5_wqe_eth_seg` in the
+//! kernel's `linux/mlx5/qp.h`; the device decides how many header bytes must be in the segment, see
 //! [`RawPacketLimits`](crate::provider::mlx5::context::RawPacketLimits).
 
 use super::{Mlx5Sq, Wqe, completion_flags};
@@ -11,11 +11,11 @@ use crate::provider::mlx5::wqe::{Segment, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
 use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcode};
 
-/// Bytes of a header that a segment of one segment holds.
+/// Header bytes in an Ethernet segment of a single 16-byte segment.
 const SHORT: usize = 2;
 
 impl Mlx5Sq {
-    /// Writes the WQE of a raw packet where the cursor stands.
+    /// Writes the WQE of a raw packet at the cursor.
     pub(super) fn push_packet(
         &self,
         cursor: &mut SendCursor,
@@ -44,8 +44,8 @@ impl Mlx5Sq {
         Ok(())
     }
 
-    /// What goes into the segment, and what behind it: as much inline data moves there as the
-    /// device wants.
+    /// Splits a packet into the header for the segment and the rest behind it. Inline data moves
+    /// into the header, up to the bytes that the device requires.
     fn split<'a>(
         &self,
         packet: &Packet,
@@ -84,7 +84,7 @@ impl Header {
     }
 }
 
-/// The segment of a packet; the second segment belongs to it if the header goes on there.
+/// The Ethernet segment of a packet; it takes two 16-byte segments if the header is longer than one holds.
 fn segment(header: &Header, checksums: bool) -> [Segment; 2] {
     let sums = eth::MLX5_ETH_WQE_L3_CSUM | eth::MLX5_ETH_WQE_L4_CSUM;
     let sums = if checksums { sums.bits() } else { 0 };

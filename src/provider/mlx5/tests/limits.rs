@@ -1,4 +1,4 @@
-//! Requests that just fit, that just do not, and that name nothing.
+//! Requests that just fit, that just do not fit, and that name no memory.
 
 use super::{Receiver, SGE, Sender, Shape, SharedReceiver, bytes};
 use crate::identity::Identity;
@@ -18,7 +18,7 @@ fn datagram<'a>(to: &'a Address, sges: &'a [Sge]) -> SendWr<'a> {
     SendWr::send(sges).to(Destination { address: to, qpn, qkey, domain })
 }
 
-/// To the device a length of zero is one of 2^31 bytes.
+/// The device takes a length of zero as 2^31 bytes.
 #[test]
 fn a_request_of_one_empty_sge_names_no_memory() {
     let to = Address::Mlx5(mlx5_av::new_zeroed());
@@ -85,18 +85,18 @@ fn as_many_sges_and_inline_bytes_fit_as_the_queue_takes() {
     }
 }
 
-/// What lies behind the eighth byte is not written, and so takes no room in the WQE.
+/// SGEs behind the eighth byte of an atomic are not written, and take no room in the WQE.
 #[test]
 fn a_masked_atomic_counts_only_the_sges_that_it_fills() {
     let swap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
-    // Two WQEBBs for each request, which is room for four SGEs.
+    // Two WQEBBs for each request: room for four SGEs.
     let mut sends = Sender::new(Shape { max_post: 32, ..Shape::default() });
     sends.post(&[SendWr::masked_compare_swap(REMOTE, &swap, &[SGE; 8])]).unwrap();
     assert_eq!(sends.bytes(0, 8)[7], 5, "segments, one of which is an SGE");
 }
 
-/// The list of a WQE that is full has no end. The segment behind it is another WQE's, which the device may be
-/// reading.
+/// The SGE list of a full WQE has no terminator: the segment behind it belongs to another WQE, which the
+/// device may be reading.
 #[test]
 fn a_receive_of_all_its_sges_leaves_the_next_wqe_alone() {
     let full = RecvWr::new(&[SGE; 2]);
@@ -111,7 +111,7 @@ fn a_receive_of_all_its_sges_leaves_the_next_wqe_alone() {
     let mut shared = SharedReceiver::new(4, 64);
     shared.post(&[full; 3]).unwrap();
     shared.ring.wr_ids().complete(0);
-    // The fourth WQE is written, behind which the first begins.
+    // Writes the last WQE of the ring; behind it is the first.
     let next = bytes(&shared.device, 0, 64);
     shared.post(&[full]).unwrap();
     assert_eq!(bytes(&shared.device, 0, 64), next);
@@ -148,7 +148,7 @@ fn a_shared_queue_that_was_used_is_never_fresh_again() {
     assert!(!shared.ring.is_fresh());
 }
 
-/// The batch changed a key by itself, and was dropped.
+/// The dropped batch contained a key change of its own.
 #[test]
 fn a_dropped_batch_takes_no_fence_away_that_a_posted_one_needs() {
     let mut sends = Sender::new(Shape::default());

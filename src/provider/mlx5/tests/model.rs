@@ -1,6 +1,6 @@
-//! Random batches through a shared receive queue, with a device that reads what is in memory, and completes it in any
-//! order: numbers and order are kept, and room is what it must be at every step. Queues that complete in order are
-//! those of `src/tests/mlx5_batches.rs`.
+//! Random batches through a shared receive queue, with a device that reads the WQEs in memory and completes them in
+//! any order: work request ids and order are kept, and the room is right at every step. `src/tests/mlx5_batches.rs`
+//! tests queues that complete in order.
 
 use super::{Completed, SGE, SharedReceiver, cqe};
 use crate::provider::mlx5::uidx::UidxAllocator;
@@ -8,7 +8,7 @@ use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wr::RecvWr;
 use std::collections::VecDeque;
 
-/// A generator that repeats itself from run to run.
+/// A generator with the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -20,7 +20,7 @@ impl Random {
     }
 }
 
-/// So many, but where each takes long.
+/// `many`, or fewer where each seed takes long.
 fn seeds(many: u64) -> u64 {
     if cfg!(miri) { 3 } else { many }
 }

@@ -1,5 +1,5 @@
-//! In which order memory, records and registers are written and read. Without any one of the
-//! barriers, or the lock, a test here fails.
+//! The order of accesses to memory, records and registers. If any one of the barriers, or the lock,
+//! is missing, a test here fails.
 
 use super::{Completed, Receiver, SGE, Sender, Shape, SharedReceiver, cqe};
 use crate::memory::queue_memory::QueueMemory;
@@ -80,7 +80,7 @@ fn the_owner_then_the_rest_then_the_record() {
     assert_eq!(steps, expected);
 }
 
-/// A CQE that names no queue pair is given back, and the one behind it has a barrier of its own.
+/// A CQE that names no queue pair is returned to the device, and the next CQE has a barrier of its own.
 #[test]
 fn each_cqe_is_behind_a_barrier() {
     let sends = Sender::new(Shape::default());
@@ -151,7 +151,7 @@ fn arming_is_recorded_and_then_rung() {
     let steps = steps_of(|| {
         completed.ring.arm(false, 0);
     });
-    // Nobody is kept out: a word is one store.
+    // No lock: a word is one store.
     assert_eq!(
         steps,
         [

@@ -7,7 +7,7 @@ use crate::wr::{Packet, PostError, QpTransport, SendWr};
 
 const HEADER: [u8; 18] =
     [0x02, 0, 0, 0, 0, 0x0b, 0x02, 0, 0, 0, 0, 0x0a, 0x81, 0x00, 0x00, 0x2a, 0x08, 0x00];
-/// What the segment is when nothing is asked of it.
+/// The Ethernet segment without offloads and inline header.
 const PLAIN: &str = "00000000000000000000000000000000";
 const DATA: &str = "00001000010404001122334455667788";
 
@@ -63,7 +63,7 @@ fn headers_stand_in_their_segment() {
     let wr = SendWr::packet(Packet::new().header(&HEADER), &[SGE]);
     assert_eq!(posted(0, wr), expected);
     assert_eq!(posted(18, wr), expected);
-    // Without a tag, and with as much as one segment holds.
+    // Without a VLAN tag, and with as many header bytes as one segment holds.
     let wr = SendWr::packet(Packet::new().header(&HEADER[..14]), &[SGE]);
     let head = format!("000000000000000000000000000e{}00000000", hex(&HEADER[..14]));
     assert_eq!(posted(0, wr), format!("0000000a000042040000000000000000{head}{DATA}"));
@@ -85,14 +85,14 @@ fn inline_data_begins_in_the_segment() {
     );
     let packet = Packet::new().header(&HEADER[..12]);
     assert_eq!(posted(18, SendWr::packet(packet, &[]).inline(&frame[12..])), found);
-    // One that wants nothing gets all of it behind.
+    // A device that requires no inline header gets all data behind the segment.
     let found = posted(0, SendWr::send(&[]).inline(&frame));
     let inline = format!("8000001a{}", hex(&frame));
     assert!(
         found.starts_with(&format!("0000000a000042040000000000000000{PLAIN}{inline}")),
         "{found}"
     );
-    // Nothing is left.
+    // No data is left behind the segment.
     let found = posted(18, SendWr::send(&[]).inline(&HEADER));
     assert_eq!(found, format!("0000000a000042030000000000000000{head}"));
 }

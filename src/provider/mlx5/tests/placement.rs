@@ -1,5 +1,5 @@
 //! Every connected operation at every place of a small ring, for RC and for XRC: the unchecked and the checked
-//! way write the bytes that this file puts together by itself.
+//! path write the bytes that this file computes independently.
 
 use super::{BUFFER, QPN, Sender, Shape};
 use crate::number::{Lkey, Rkey, SrqNumber};
@@ -12,14 +12,14 @@ const MASKED: MaskedSwap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, sw
 /// Short of a segment; to the end of a WQEBB of RC, and beyond; over several WQEBBs.
 const INLINE: [usize; 6] = [1, 12, 28, 29, 44, 200];
 
-/// A request and what the device has to find: the opcode, the immediate, and all segments behind the control
-/// segment and the target of XRC.
+/// A request, and the WQE that the device must find: the opcode, the immediate, and all segments behind the
+/// control segment and the XRC segment.
 struct Case<'a> {
     wr: SendWr<'a>,
     opcode: u8,
     immediate: u32,
     body: Vec<u8>,
-    /// Whether it may take the unchecked way at all.
+    /// Whether it may take the unchecked path at all.
     unchecked: bool,
 }
 
@@ -95,7 +95,7 @@ fn inlined(bytes: &[u8]) -> Vec<Case<'_>> {
 }
 
 impl Case<'_> {
-    /// The whole WQE, of which the WQEBB `at` is the first.
+    /// The whole WQE, which begins at the WQEBB `at`.
     fn wqe(&self, at: u32) -> Vec<u8> {
         let target = self.wr.srq.map(|srq| words(&[u64::from(srq.0) << 32, 0]));
         let rest = [target.unwrap_or_default(), self.body.clone()].concat();
@@ -157,7 +157,7 @@ fn check(case: &Case<'_>, at: u32, checked: bool, single: bool) {
         let last = expected.len() - 64;
         expected[last..last + 16].copy_from_slice(&filler.wqe(first));
     }
-    // From its first WQEBB around the ring: nothing else was written.
+    // The whole ring, from the WQE's first WQEBB on: nothing else was written.
     assert_eq!(sends.bytes(at, expected.len()), expected, "{of}");
 
     sends.ring.ring(&cursor, single).unwrap();
@@ -168,7 +168,7 @@ fn check(case: &Case<'_>, at: u32, checked: bool, single: bool) {
     assert_eq!(sends.qp.sends.complete(at).wr_id, 77, "{of}");
 }
 
-/// Of each WQE that is longer than a WQEBB some begin so that they end at the ring's beginning.
+/// Every WQE longer than a WQEBB is also placed so that it wraps around the ring's end.
 #[test]
 fn unchecked_and_checked_requests_have_the_same_bytes_wherever_they_begin() {
     let data: Vec<u8> = (1..=200).collect();

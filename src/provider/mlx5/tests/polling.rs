@@ -1,5 +1,4 @@
-//! Completions: which queue pair each belongs to, what it says, and how a queue discards those of queue pairs that
-//! are gone.
+//! Completions: the queue pair of each, their fields, and the discarding of those of destroyed queue pairs.
 
 use super::PollGate;
 use super::{CQN, Completed, FakeRegister, Sender, Shape, SharedReceiver, bytes, cqe, dbrec, next};
@@ -77,7 +76,7 @@ fn a_poller_that_learned_everything_need_not_look_again() {
     assert!(!registry.poll_gate.is_quiet(), "it has to look");
     assert!(completed.next().is_none());
     assert!(registry.poll_gate.is_quiet());
-    // A completion that is there may be of the queue pair that is gone: the next poll looks again.
+    // A completion in the queue may be of the destroyed queue pair: the next poll checks again.
     completed.write(cqe(REQ, 1, 0x42, 0));
     registry.retire(&qp);
     completed.ring.catch_up();
@@ -176,7 +175,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             (SEND_IMM, 31, 31),
             (SEND_INV, 32, 32),
             (REQ, 32, 32),
-            // No device says this; there is no more in a core.
+            // No device reports this length: a core holds no more than 32 bytes.
             (SEND, 33, 32),
         ] {
             let mut core = cqe(opcode, 1, 0x42, 1);
@@ -276,13 +275,14 @@ fn completions_of_a_destroyed_qp_are_discarded_and_its_uidx_stays_in_use_until_t
     completed.ring.registry().attach(&live);
     completed.write(cqe(REQ, 2, 7, 0));
     assert_eq!(ids(&mut completed.ring), [600]);
-    // Read and found empty: the index is free when the poller reads its updates again.
+    // The queue was found empty: the index is free when the poller reads its updates again.
     completed.ring.registry().retire(&live);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
     assert_eq!(indices.take().unwrap().get(), 1);
 }
 
-/// A queue pair ends while its last completion waits: nobody tells the poller when that is consumed.
+/// A queue pair is destroyed while its last completion is in the queue. No update tells the poller
+/// that this completion is consumed.
 #[test]
 fn an_index_is_free_one_poll_after_its_last_completion() {
     let indices = UidxAllocator::new();
@@ -298,7 +298,7 @@ fn an_index_is_free_one_poll_after_its_last_completion() {
     assert_eq!(indices.take().unwrap().get(), 1);
 }
 
-/// A queue that is resized counts what waits in it anew.
+/// A resize gives the completions in the queue new indices.
 #[test]
 fn the_dead_move_with_their_completions() {
     let mut shared = SharedReceiver::new(4, 32);
@@ -332,7 +332,7 @@ fn the_dead_move_with_their_completions() {
     assert_eq!(shared.ring.begin().room, 3, "the entry of the dead is back");
 }
 
-/// A queue pair that is made, posted to and completed after a poll began.
+/// A queue pair is created, posted to and completed after a poll began.
 #[test]
 fn a_newcomer_is_found_within_a_poll() {
     let mut completed = Completed::new(4, 64);
@@ -368,7 +368,7 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     assert_eq!(shared.ring.begin().room, 3, "after the end");
 }
 
-/// Its number says which send completed, and would name a receive that the device has.
+/// The index of a send completion would name a receive that the device still has.
 #[test]
 fn a_send_of_a_queue_pair_that_is_gone_gives_no_shared_receive_back() {
     let mut shared = SharedReceiver::new(4, 32);
@@ -420,7 +420,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
             drop(completed);
             gone(alive);
         } else {
-            // The device goes on after the poller is gone.
+            // The device goes on after the poller was dropped.
             let Completed { ring, device, .. } = completed;
             drop(ring);
             device.segments.copy(4 * 4, 0, &cqe(RESP_ERR, 1, 7, 4));
@@ -447,7 +447,7 @@ fn a_child_settles_nothing() {
     let mut completed = Some(completed);
     crate::sync::fork::in_child(|| {
         let mut completed = completed.take().unwrap();
-        // As in memory of a program's, which no kernel wipes.
+        // As in memory of a program's allocator, which no kernel wipes.
         completed.device.producer = 0;
         completed.write(cqe(SEND, 1, 7, 0));
         drop(completed);
@@ -512,7 +512,8 @@ fn a_resized_queue_goes_on_with_what_was_there() {
             completed.write(cqe(REQ, 1, 0x42, n));
         }
         assert_eq!(ids(&mut completed.ring).len(), 3);
-        // One waits, with data in it, when the device moves, which ends the old queue with a mark.
+        // A CQE with inline data is in the queue when the device moves to the new ring, and ends
+        // the old one with a mark.
         let mut waiting = cqe(REQ, 1, 0x42, 3);
         (waiting[0], waiting[47]) = (0xd7, 1);
         waiting[63] |= if size == 64 { 4 } else { 8 };
@@ -573,7 +574,7 @@ fn a_completion_makes_room_for_the_poster() {
     assert_eq!(sends.ring.begin().room, 3);
 }
 
-/// A device that is broken may name any queue pair, any place and any length.
+/// A broken device may name any queue pair, any index and any length.
 #[test]
 fn garbage_ends_a_poll_and_stays_within_the_queues() {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -94,8 +94,7 @@ fn masked_atomics_bring_their_masks() {
     assert_eq!(hex(&sends.bytes(0, 8)), "0900001500004204");
 }
 
-/// Its masks make an atomic longer than the queue has room for, if it brings back what was there in
-/// many SGEs.
+/// With its masks and many SGEs for its result, an atomic is longer than the queue has room for.
 #[test]
 fn masked_atomics_stay_within_their_room() {
     let operands = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
@@ -113,7 +112,7 @@ fn masked_atomics_stay_within_their_room() {
     assert_eq!(sends.bytes(2, 16)[7], 5);
 }
 
-/// Where an XRC request goes stands first, whatever the operation.
+/// The XRC segment is first in every operation.
 #[test]
 fn queues_at_the_far_end_of_xrc() {
     const TARGET: &str = "00012345000000000000000000000000";
@@ -146,14 +145,14 @@ fn inline_data_of_every_length() {
     }
 }
 
-/// Requests of one WQEBB to eight, which begin everywhere in the queue.
+/// Requests of one to eight WQEBBs, which begin at every WQEBB of the queue.
 #[test]
 fn copies_are_what_lies_in_the_queue() {
     let shape = Shape { wqebbs: 16, max_post: 2, buffer: 512, ..Shape::default() };
     let mut sends = Sender::new(shape);
     let data: Vec<u8> = (0..492u32).map(|n| (n * 7 + 1) as u8).collect();
     let (mut begun, mut buffer) = (std::collections::HashSet::new(), 0);
-    // A few turns with lengths far from each other begin everywhere, too.
+    // Under Miri few turns, with lengths far apart, also begin at every WQEBB.
     const TURNS: (usize, usize) = if cfg!(miri) { (152, 186) } else { (2000, 37) };
     for turn in 0..TURNS.0 {
         let length = 1 + turn * TURNS.1 % data.len();
@@ -174,8 +173,7 @@ fn copies_are_what_lies_in_the_queue() {
     assert_eq!(begun.len(), 16 * 8, "wqebbs at places");
 }
 
-/// Completions say where a request was in 16 bits, and there are entries of as many; under Miri of
-/// fewer.
+/// A CQE has 16 bits for the index of a WQE, and the table has as many entries; fewer under Miri.
 #[test]
 fn no_queue_has_more_entries_than_completions_tell_apart() {
     const WQE_INDICES: u32 = if cfg!(miri) { 1 << 4 } else { 1 << 16 };
@@ -299,7 +297,7 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     let fences = |sends: &Sender, at| sends.bytes(at, 16)[11];
     let wr = SendWr::send(&[]);
     let room = sends.ring.begin().room;
-    // One that takes the short way says nothing of the key.
+    // A request on the unchecked path changes no key.
     let mut cursor = sends.ring.begin();
     assert!(!sends.try_push(&mut cursor, &SendWr::local_inv(Rkey(5))));
     assert_eq!(cursor.at, 0);
@@ -314,19 +312,19 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     sends.post(&[wr]).unwrap();
     assert_eq!(fences(&sends, 2), 0x20);
     sends.qp.sends.complete(2);
-    // As many requests as the dropped batch had bear an unneeded fence, and no more.
+    // Only as many requests as the dropped batch had get an unneeded fence.
     sends.post(&[wr, wr]).unwrap();
     sends.post(&[wr]).unwrap();
     assert_eq!([3, 4, 5].map(|at| fences(&sends, at)), [0x20, 0x20, 0]);
     let mut cursor = sends.ring.begin();
     assert!(sends.try_push(&mut cursor, &wr));
-    // A full queue is full, flag or no flag.
+    // A full queue refuses requests with and without the flag.
     sends.qp.sends.complete(5);
     let all = vec![SendWr::local_inv(Rkey(5)); sends.ring.begin().room as usize];
     sends.post(&all).unwrap();
     assert_eq!(sends.ring.begin().room, 0);
     assert_eq!(sends.post(&[wr]).unwrap_err(), PostError::Full);
-    // A reset forgets.
+    // A reset clears the fence.
     sends.ring.reset();
     let mut cursor = sends.ring.begin();
     assert!(sends.try_push(&mut cursor, &wr));
@@ -368,7 +366,7 @@ fn overflow_is_exact_and_completions_make_room() {
     sends.post(&[wr(0), wr(1), wr(2), wr(3)]).unwrap();
     assert_eq!(sends.ring.begin().room, 0);
     assert_eq!(sends.post(&[wr(4)]).unwrap_err(), PostError::Full);
-    // The third completes, and those before it with it.
+    // The third request completes, and with it the two before.
     assert_eq!(sends.qp.sends.complete(2).wr_id, 2);
     assert_eq!(sends.ring.begin().room, 3);
     sends.ring.reset();
@@ -438,7 +436,7 @@ fn receives_bit_for_bit() {
     assert_eq!((receiver.dbrec.get(0), receiver.ring.begin().room), (0, 4));
 }
 
-/// Behind a link each, by either way of posting.
+/// Each behind a link, by both paths of posting.
 #[test]
 fn shared_receives_bit_for_bit() {
     let mut shared = SharedReceiver::new(8, 64);
@@ -454,7 +452,7 @@ fn shared_receives_bit_for_bit() {
     {
         let next = format!("{:08x}{}", at + 1, "0".repeat(24));
         let mut expected = next + &data + if at < 3 { end } else { "" };
-        // What was never written is zero here.
+        // Bytes that were never written are zero here.
         expected += &"0".repeat(128 - expected.len());
         assert_eq!(hex(&bytes(&shared.device, at * 4, 64)), expected, "{at} pieces");
     }
@@ -492,7 +490,7 @@ fn shared_receives_are_a_list() {
     assert_eq!((slots.complete(1), slots.complete(0)), (11, 10));
     assert_eq!(shared.ring.begin().room, 2);
     shared.post(&[recv(13), recv(14)]).unwrap();
-    // The list goes on where it ended: 3, and then those that came back.
+    // The list continues where it ended: 3, and then the WQEs that came back.
     assert_eq!((slots.complete(3), slots.complete(2)), (13, 12));
     let next = shared.device.read(6)[0].to_be() >> 32;
     assert!(next < 2, "linked to one that came back");

@@ -1,4 +1,4 @@
-//! How large queues are: what was asked for, rounded the way the device wants it.
+//! The sizes of queues: the requested capacities, rounded as the device requires.
 
 use crate::provider::mlx5::context::Limits;
 use crate::provider::mlx5::context::RawPacketLimits;
@@ -9,7 +9,7 @@ use crate::provider::mlx5::srq::SrqSize;
 use crate::qp::state::QpType;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
-/// What a ConnectX says of itself.
+/// The limits of a ConnectX.
 const LIMITS: Limits = Limits {
     bf_reg_size: 512,
     max_sq_desc_sz: 512,
@@ -45,7 +45,7 @@ fn completion_queues_have_one_entry_more_in_a_power_of_two() {
     assert_eq!(entries(LIMITS.max_cqe), Ok(1 << 22));
     assert!(entries(LIMITS.max_cqe + 1).unwrap_err().contains("4194303"));
     assert!(entries(u32::MAX).unwrap_err().contains("4294967295"));
-    // A device may have more than can be told apart.
+    // A device may report more entries than indices can tell apart.
     let endless = Limits { max_cqe: (1 << 24) - 1, ..LIMITS };
     assert_eq!(CqSize::new(endless.max_cqe, (1 << 22) - 1, 64).unwrap().entries, 1 << 22);
     let error = CqSize::new(endless.max_cqe, 1 << 22, 64).unwrap_err();
@@ -78,7 +78,7 @@ fn send_queues_hold_what_was_asked_for() {
     }
 }
 
-/// A ConnectX takes WQEBBs for 64 segments, whose number its requests have no room for.
+/// A ConnectX reports room for 64 segments, a number that does not fit into the size field of a WQE.
 #[test]
 fn no_request_is_longer_than_it_can_say() {
     let limits = Limits { max_sq_desc_sz: 1024, ..LIMITS };

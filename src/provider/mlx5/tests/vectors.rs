@@ -1,5 +1,5 @@
-//! The same requests as rdma-core's libmlx5 was seen to write, and the completions that came back:
-//! `tests/golden/` has the recordings and says what their lines mean.
+//! Requests and completions compared with recordings of rdma-core's libmlx5; `tests/golden/` has
+//! them, and explains their lines.
 
 use super::{Completed, Receiver, Sender, Shape, SharedReceiver, bytes};
 use crate::access::Access;
@@ -84,7 +84,7 @@ fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// A request as a user would have asked for it, from what it became.
+/// A request as a user would post it, reconstructed from the recorded WQE.
 struct Asked {
     remote: Remote,
     sges: Vec<Sge>,
@@ -92,11 +92,11 @@ struct Asked {
     operands: (u64, u64),
     binding: Option<WindowBinding>,
     destination: Option<(mlx5_av, Qpn, Qkey)>,
-    /// At the far end of an extended connection.
+    /// The shared receive queue at the far end of an XRC connection.
     srq: Option<SrqNumber>,
-    /// Of a raw packet.
+    /// Whether the device fills in the checksums of a raw packet.
     checksums: bool,
-    /// Bytes that mean something.
+    /// The bytes of the WQE that are compared.
     length: usize,
 }
 
@@ -254,10 +254,10 @@ fn requests_are_those_of_libmlx5() {
                 QpTransport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
             sends.ring.push_checked(&mut cursor, &wr).unwrap();
         } else {
-            // The long way writes the same, a place further.
+            // The checked path writes the same, 2^16 WQEBBs later.
             let mut further = SendCursor { at: at.wrapping_add(0x1_0000), ..cursor };
             sends.push_checked(&mut further, &wr).unwrap();
-            // As if it had not been.
+            // Undoes the checked push.
             sends.ring.reset();
             if waits {
                 sends.ring.fence_up_to(cursor.head);
@@ -274,7 +274,8 @@ fn requests_are_those_of_libmlx5() {
                 sends.page.register.doorbell(0);
             }
             let written = unhex(written);
-            // A doorbell where a copy would do was rung for a batch, and this was its last.
+            // A recorded doorbell for a WQE that fits BlueFlame means that libmlx5 rang for a
+            // batch, and this was its last WQE.
             let batch = vector.lines.contains_key("doorbell") && asked.length <= super::BUFFER;
             sends.ring.ring(&cursor, !batch).unwrap();
             let length = asked.length.min(written.len());
@@ -397,7 +398,7 @@ fn completions_are_understood() {
         let core: [u8; 64] = bytes[bytes.len() - 64..].try_into().unwrap();
         let Ok(cqe) = mlx5_cqe64::read_from_bytes(&core) else { unreachable!("64 bytes") };
         let Ok(error) = mlx5_err_cqe::read_from_bytes(&core) else { unreachable!("64 bytes") };
-        // libmlx5 gives a queue pair no index of its own until somebody else has zero.
+        // libmlx5 gives a queue pair the user index zero until another one has it.
         let uidx = cqe.srqn.get() & 0xff_ffff;
         let mut completed = Completed::new(4, bytes.len());
         let qp = member(uidx.max(1), WcOpcode::READ);
