@@ -1,4 +1,4 @@
-//! Paths to peers: what address handles, and the states of connected queue pairs, are made from.
+//! Paths to peers, for address handles and for the INIT to RTR transition of connected queue pairs.
 
 use crate::error::Result;
 use crate::number::{Gid, narrow};
@@ -17,7 +17,7 @@ pub struct GlobalRoute {
     pub sgid_index: u32,
     /// 20 bits; on RoCE v2 the UDP source port is derived from it.
     pub flow_label: u32,
-    /// Routers that a packet may pass. On RoCE v2 the time to live.
+    /// Number of routers that a packet may pass; on RoCE v2 the time to live.
     pub hop_limit: u8,
     /// On RoCE v2 the type of service.
     pub traffic_class: u8,
@@ -44,7 +44,7 @@ pub struct AddressVector {
 /// The header in front of a datagram: which port sent it, and to which.
 ///
 /// A receive on a UD queue pair begins with [40 bytes](Self::BYTES) for it. An InfiniBand or IPv6 header fills them; an
-/// IPv4 header fills the last 20, and what is in front of it means nothing.
+/// IPv4 header fills the last 20, and the 20 bytes before it are undefined.
 ///
 /// ```no_run
 /// # use uverbs::{AddressVector, Completion, MemoryRegion, ProtectionDomain};
@@ -72,7 +72,7 @@ pub struct Grh {
     pub destination: Gid,
     /// Traffic class; on RoCE v2 the type of service.
     pub traffic_class: u8,
-    /// Routers that the packet could still have passed.
+    /// Number of routers that the packet could still have passed.
     pub hop_limit: u8,
 }
 
@@ -181,7 +181,7 @@ impl AddressVector {
         })
     }
 
-    /// The same path as modify and query carry it, where the fields stand in another order.
+    /// The same path for modify and query, whose struct has the fields in another order.
     pub(crate) fn to_qp_dest(self, verb: &'static str) -> Result<ib_uverbs_qp_dest> {
         let global = self.global;
         Ok(ib_uverbs_qp_dest {

@@ -77,7 +77,7 @@ impl<S: Sharing> ProtectionDomain<S> {
                 .driver(&[], driver_response.as_mut()),
         );
         made.map_err(|error| self.explain_ah(error, vector))?;
-        // Destroyed if its address cannot be had.
+        // Destroyed if the address cannot be resolved.
         let object = Object::new(file.clone(), Class::AH, resp.ah_handle, ());
         let address = file.provider.address(VERB, &attr, link, &driver_response)?;
         Ok(AddressHandle { object: Some(object), address, pd: self.inner.clone() })
@@ -108,7 +108,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         }
     }
 
-    /// What packets on the way look like, where the driver leaves that to this library.
+    /// The link protocol of the path's packets, where the driver leaves it to this library.
     fn link(&self, vector: &AddressVector) -> Result<LinkProtocol> {
         if !self.inner.file().provider.traits().addresses_by_link {
             return Ok(LinkProtocol::InfiniBand);

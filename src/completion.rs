@@ -98,7 +98,7 @@ impl<'a> Completion<'a> {
     ///
     /// # Errors
     ///
-    /// How the request failed, with all that such a completion says.
+    /// The status of a failed request, with the fields that are valid in its completion.
     #[inline]
     pub fn ok(&self) -> Result<Self, WcError> {
         if self.is_success() { Ok(*self) } else { Err(self.failure()) }
@@ -114,7 +114,7 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// What kind of request it was. Undefined unless the request succeeded.
+    /// The kind of the request. Undefined unless the request succeeded.
     #[doc(alias = "ibv_wc_read_opcode")]
     #[inline]
     pub fn opcode(&self) -> WcOpcode {
@@ -180,9 +180,9 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// What was received, or what a read or an atomic brought back, if the device put it into the
-    /// completion and *not* into the memory that the request named; a copy, at most 64 bytes. `None`
-    /// if it lies in memory, as all does unless the queue pair was made with
+    /// A copy of the inline data, at most 64 bytes: received data, or the result of a read or an
+    /// atomic, that the device put into the CQE and *not* into the memory that the request named.
+    /// `None` if the data lies in memory, as it always does unless the queue pair was made with
     /// [`scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe).
     ///
     /// `None` for a request that failed.
@@ -214,8 +214,8 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// What the [rule](crate::FlowAttr::tag) that led a raw packet here marks packets with; 0 if it
-    /// marks none. For receives of raw packets.
+    /// The tag of the [rule](crate::FlowAttr::tag) that steered a raw packet here; 0 if the rule
+    /// has none. For receives of raw packets.
     #[doc(alias = "ibv_wc_read_flow_tag")]
     pub fn flow_tag(&self) -> u32 {
         self.packet().flow_tag

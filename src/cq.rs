@@ -36,7 +36,7 @@ use zerocopy::FromZeros;
 /// Bytes of a completion unless others are asked for.
 const CQE_SIZE: u32 = 64;
 
-/// The part of a completion queue that its queue pairs hold on to.
+/// The part of a completion queue that its queue pairs keep alive.
 #[derive(Debug)]
 pub(crate) struct CqInner {
     pub(crate) object: Object<QueueResources>,
@@ -66,9 +66,8 @@ impl CqInner {
 /// A completion queue.
 ///
 /// Polling takes `&mut self`; to poll from several threads put it into a `Mutex`. Everything else is in
-/// [`CqControl`], of which [`control`](Self::control) gives a handle that works from any thread.
-/// Completions of a queue pair that was dropped are discarded, whether it was dropped before or between
-/// polls.
+/// [`CqControl`]; [`control`](Self::control) returns one that works from any thread. Completions of a
+/// queue pair that was dropped are discarded, whether it was dropped before or between polls.
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -101,10 +100,10 @@ pub struct CompletionQueue {
 
 /// A handle of a completion queue: everything but polling. A [`CompletionQueue`] dereferences to it.
 ///
-/// It names the queue where queue pairs are made while another thread owns the queue and polls it.
-/// Clones are handles of the same queue, and may be used from any thread. The queue is destroyed when the
-/// [`CompletionQueue`], all handles and all that completes to it are gone; completions that come once the
-/// [`CompletionQueue`] is dropped are polled by nobody.
+/// It names the queue where queue pairs are made while another thread owns the queue and polls it. Clones
+/// are handles of the same queue, and may be used from any thread. The queue is destroyed when the
+/// [`CompletionQueue`], all handles and all queue pairs and shared receive queues that complete to it are
+/// gone; completions that come once the [`CompletionQueue`] is dropped are polled by nobody.
 ///
 /// ```no_run
 /// # use uverbs::{CompletionQueue, ProtectionDomain, QpType};
@@ -222,13 +221,12 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
     }
 }
 
-/// Which completions an armed queue announces; see [`CompletionQueue::req_notify`].
+/// The completions that an armed queue announces; see [`CompletionQueue::req_notify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// The next one.
     Next,
-    /// The next that its sender marked as solicited, or that failed; rxe does not count what was
-    /// flushed as failed.
+    /// The next that its sender marked as solicited, or that failed; rxe does not count flushed requests as failed.
     Solicited,
 }
 
@@ -246,11 +244,11 @@ pub struct CqBuilder {
 
 impl Context {
     /// Starts to build a completion queue with room for at least `cqe` completions, 1 to the device's
-    /// [`max_cqe`](crate::DeviceAttr::max_cqe). A queue overflows, and its queue pairs go into an error
-    /// state, if more requests complete than it holds: give it as many entries as the queues that complete
-    /// to it hold requests. Devices round queues up, and [`caps`](crate::QpControl::caps) tells how far: twice the
-    /// requests that were asked for in all, and 4 more for each queue pair, is enough on every device, also for
-    /// [`adopt`](crate::owned::OwnedCompletionQueue::adopt), which refuses what might overflow.
+    /// [`max_cqe`](crate::DeviceAttr::max_cqe). A queue overflows, and its queue pairs go into an error state, if more
+    /// requests complete than it holds: give it as many entries as the queues that complete to it hold requests.
+    /// Devices round queues up, and [`caps`](crate::QpControl::caps) tells how far: twice the requests that were asked
+    /// for in all, and 4 more for each queue pair, is enough on every device, also for
+    /// [`adopt`](crate::owned::OwnedCompletionQueue::adopt), which refuses a queue pair that might overflow the queue.
     ///
     /// ```no_run
     /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
@@ -428,7 +426,7 @@ impl CompletionQueue {
         Ok(Completions { gate: &self.gate, ring: &mut self.ring, consumed: false })
     }
 
-    /// Reads which queue pairs the control path attached and retired.
+    /// Reads the list of queue pairs that the control path attached and retired.
     #[cold]
     #[inline(never)]
     fn catch_up(&mut self) -> std::result::Result<(), PollError> {
@@ -518,7 +516,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Gives back to the device the CQEs that were consumed by polls whose [`Completions`] were forgotten.
+    /// Returns to the device the CQEs consumed by polls whose [`Completions`] were leaked (`mem::forget`).
     #[cold]
     pub(crate) fn give_back(&mut self) {
         if !self.gate.is_shut() {
@@ -716,7 +714,7 @@ impl CqControl {
         })
     }
 
-    /// What names this queue in events.
+    /// The key of this queue in events.
     pub fn key(&self) -> ObjectKey {
         self.inner.event_key.key()
     }
@@ -776,7 +774,7 @@ impl Completions<'_> {
         Some(Completion::new(wc))
     }
 
-    /// Gives back to the device what was consumed so far, before the poll ends.
+    /// Returns the CQEs consumed so far to the device, before the poll ends.
     #[inline]
     pub(crate) fn give_back(&mut self) {
         if self.consumed && !self.gate.is_shut() {
@@ -808,13 +806,13 @@ impl Direct<'_> {
         self.ring.next().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
-    /// As [`next`](Self::next) if that is a success; else [`next`](Self::next) has to be asked.
+    /// As [`next`](Self::next) if the next completion is a success; otherwise the caller calls [`next`](Self::next).
     #[inline(always)]
     pub(crate) fn next_success(&mut self) -> Option<Completion<'_>> {
         self.ring.next_success().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
-    /// Gives back to the device what was consumed so far, before the poll ends.
+    /// Returns the CQEs consumed so far to the device, before the poll ends.
     #[inline(always)]
     pub(crate) fn give_back(&mut self) {
         let consumer = self.ring.consumer();

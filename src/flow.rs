@@ -1,4 +1,4 @@
-//! Flow rules: which packets a raw packet queue pair receives. Pairs with
+//! Flow rules: they select the packets that a raw packet queue pair receives. Pairs with
 //! `ib_uverbs_ex_create_flow` in `core/uverbs_cmd.c`.
 //!
 //! [`spec`] has the matches and actions of a rule; here are the rule and its handle.
@@ -77,7 +77,7 @@ open_enum! {
 /// let lan = FlowIpv4::new().src_masked(Ipv4Addr::new(192, 0, 2, 0), Ipv4Addr::new(255, 255, 255, 0));
 /// let ports = FlowPorts::new().dst_port_masked(0x400, 0xfc00);
 /// let from_lan = FlowAttr::new(1).spec(lan).spec(FlowSpec::Udp(ports));
-/// // IPv6 packets of a VLAN that nobody shall get.
+/// // IPv6 packets of a VLAN that are dropped.
 /// let nothing = FlowAttr::new(1).spec(FlowEth::new().vlan(12)).spec(FlowIpv6::new()).drop_packets();
 /// # let _ = (sniffer, from_lan, nothing);
 /// ```
@@ -117,14 +117,14 @@ impl FlowAttr {
         }
     }
 
-    /// Sets which packets the rule takes; [normal](FlowType::NORMAL) unless set.
+    /// Sets the packets that the rule takes; [normal](FlowType::NORMAL) unless set.
     pub fn flow_type(mut self, kind: FlowType) -> Self {
         self.kind = kind;
         self
     }
 
     /// Sets the priority: rules with 0, the default, match before all others. mlx5 has 0 to 15. It matches a
-    /// rule whose only specification is a multicast Ethernet address after all others, whatever its priority.
+    /// rule whose only specification is a multicast Ethernet address after all others, with any priority.
     pub fn priority(mut self, priority: u16) -> Self {
         self.priority = priority;
         self
@@ -161,7 +161,7 @@ impl FlowAttr {
         self
     }
 
-    /// Refuses what the kernel would refuse without a reason, or accept and ignore.
+    /// Refuses rules that the kernel would refuse without a reason, or accept and ignore.
     fn check(&self, verb: &'static str) -> Result<()> {
         let invalid = |detail: String| Err(Error::invalid(verb, detail));
         if self.specs.len() > MAX_SPECS {
@@ -250,9 +250,9 @@ impl QpControl {
     ///
     /// `EPERM` without `CAP_NET_RAW`; `EINVAL` unless the queue pair is of type
     /// [`RAW_PACKET`](QpType::RAW_PACKET), for a port that does not exist, and for specifications that
-    /// contradict each other or cannot be matched; `EOPNOTSUPP` for what the device does not do; `EEXIST` if
-    /// another rule matches the same packets and has another tag or does not drop them alike;
-    /// `ENOMEM` for a priority beyond the last (on mlx5, 15), and without room for another rule.
+    /// contradict each other or cannot be matched; `EOPNOTSUPP` for matches and actions that the device does
+    /// not have; `EEXIST` if another rule matches the same packets and has another tag or does not drop them
+    /// alike; `ENOMEM` for a priority beyond the last (on mlx5, 15), and without room for another rule.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&self, attr: &FlowAttr) -> Result<Flow> {
         const VERB: &str = "create_flow";
@@ -275,7 +275,7 @@ impl QpControl {
         Ok(Flow { object, qp: self.qp.inner().clone() })
     }
 
-    /// Adds to the kernel's refusal of a rule what is wrong with the rule, as far as the errno says.
+    /// Adds the rule's fault to the kernel's refusal, as far as the errno tells it.
     fn explain_flow(&self, error: Error, attr: &FlowAttr) -> Error {
         let device = self.qp.file().device.name();
         match error.errno() {

@@ -1,7 +1,7 @@
 //! Queue pairs: two queues and a state. Pairs with `core/uverbs_std_types_qp.c`.
 //!
-//! [`builder`] makes one, [`send`] and [`recv`] post to it, [`state`] says what may follow what,
-//! [`control`] moves it there with the attributes of [`attr`]; [`xrc`] is about halves of queue pairs.
+//! [`builder`] makes one, [`send`] and [`recv`] post to it, [`state`] has the states and their order, and [`control`]
+//! changes the state by the attributes of [`attr`]; [`xrc`] has the halves of XRC connections.
 
 mod attr;
 mod builder;
@@ -51,8 +51,7 @@ use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
-/// What a queue pair was granted at creation, which is at least what was asked for; see
-/// [`QpControl::caps`].
+/// The capacities that a queue pair was granted at creation, each at least the requested one; see [`QpControl::caps`].
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -90,8 +89,8 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
     state: Tracked,
-    /// Held while a change reads the old state and stores the new one, so that a change does not overwrite that
-    /// the queue pair was reset meanwhile.
+    /// Held while a change reads the old state and stores the new one, so that a change does not overwrite the
+    /// state of a concurrent reset.
     moving: Lock<()>,
     /// Whether completions may carry received data in the CQE instead of memory (scatter to CQE).
     pub(crate) scatters: bool,
@@ -104,7 +103,7 @@ pub(crate) struct QpInner {
     pub(crate) member: Member,
     /// The options of its connection; `None` if the device has none.
     ece: Option<EceState>,
-    /// Which address handles its requests name; `None` unless it sends datagrams on rxe.
+    /// The address handles that its requests name; `None` unless it sends datagrams on rxe.
     named: Option<Arc<NamedAddresses>>,
     /// Whether it was retired from its completion queues.
     retired: bool,
@@ -144,7 +143,7 @@ impl QpInner {
         self.moving.lock().ok_or_else(|| Error::forked(verb))
     }
 
-    /// How often the queue pair came to `RESET`, by whatever way this process learned of.
+    /// The number of resets that this process learned of.
     pub(crate) fn resets(&self) -> u32 {
         self.state.resets()
     }
@@ -159,8 +158,8 @@ impl QpInner {
         self.state.observe(before, reported, matches!(self.base, Base::Domain { .. }));
     }
 
-    /// Marks the rings as stale: the device's queues were reset, and these were not. Nothing is posted and the
-    /// state does not change before a [`reset`](QueuePair::reset) that resets the rings, too.
+    /// Marks the rings as stale: the device's queues were reset, and the rings of this process were not. Nothing is
+    /// posted and the state does not change before a [`reset`](QueuePair::reset) that resets the rings, too.
     pub(crate) fn set_stale(&self) {
         self.state.set_stale();
     }
@@ -170,8 +169,8 @@ impl QpInner {
         self.state.is_stale()
     }
 
-    /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold
-    /// of it concerns nobody.
+    /// Destroys the kernel's queue pair, and makes its completion queues discard the completions of
+    /// it that they still hold.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         if self.retired {
             return Ok(());
@@ -185,7 +184,7 @@ impl QpInner {
         Ok(())
     }
 
-    /// Keeps what the device may still reach until the kernel confirmed that the queue pair is gone.
+    /// Keeps memory that the device may still reach until the kernel confirmed that the queue pair is gone.
     pub(crate) fn keep(&self, values: Vec<Box<dyn Any + Send>>) {
         match self.kept.lock() {
             Some(mut kept) => kept.extend(values),
@@ -222,7 +221,7 @@ impl QpInner {
         }
     }
 
-    /// The shared receive queue that receives come from, if they do.
+    /// The shared receive queue that receives come from, if any.
     pub(crate) fn srq(&self) -> Option<&Arc<SrqInner>> {
         match &self.base {
             Base::Domain { srq, .. } => srq.as_ref(),
@@ -241,7 +240,7 @@ impl Drop for QpInner {
             return FirstPanic::drop_each(kept);
         }
         kept.into_iter().for_each(std::mem::forget);
-        // No second try: it might succeed after the number was given up for good.
+        // No second attempt: if it succeeded, the number would be retired for ever without need.
         self.object.abandon();
         self.each_cq(|cq| cq.members.retire_for_good(&self.member));
     }
@@ -356,17 +355,16 @@ impl<S: Sharing> QueuePair<S> {
         }
     }
 
-    /// Destroys the queue pair and says whether that went well. What is left of it in its completion
-    /// queues is discarded.
+    /// Destroys the queue pair and returns the error, if any. Its completions that were not polled are discarded.
     ///
-    /// Dropping it does the same silently, unless something holds on to it. Then it is brought to
+    /// Dropping it does the same silently, unless another object keeps it alive. Then it is brought to
     /// state [`RESET`](QpState::RESET) instead, where the device works on none of its requests any more,
-    /// and is destroyed after the last that holds on to it. If the kernel refuses that, the queue
-    /// pair is leaked (see [`Context::leaked`]), and the device may go on with what was posted.
+    /// and is destroyed after the last such object. If the kernel refuses that, the queue pair is leaked
+    /// (see [`Context::leaked`]), and the device may go on with posted requests.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it: a multicast membership, a flow rule, or a
+    /// `EBUSY` while another object keeps it alive: a multicast membership, a flow rule, or a
     /// [memory window](crate::MemoryWindow#what-a-window-holds); it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
@@ -374,7 +372,7 @@ impl<S: Sharing> QueuePair<S> {
                             through it, or a flow rule still holds the queue pair: destroy that, or \
                             reallocate the window";
         let QueuePair { send, recv, control } = self;
-        // The parts dropped their handles: `control` has the last one.
+        // The queues dropped their handles, so `control` has the last one.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
         control.qp.destroy(HELD).map_err(|failed| {
             failed.map(|qp| {

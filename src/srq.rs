@@ -29,12 +29,12 @@ use zerocopy::FromZeros;
 const MASK_MAX_WR: u32 = 1;
 const MASK_LIMIT: u32 = 1 << 1;
 
-/// The part of a shared receive queue that its queue pairs hold on to. The sealed part of [`SrqRef`] names it, so it is
+/// The part of a shared receive queue that its queue pairs keep alive. The sealed part of [`SrqRef`] names it, so it is
 /// `pub`; nothing exports it.
 #[derive(Debug)]
 pub struct SrqInner {
     pub(crate) object: Object<QueueResources>,
-    /// What queue pairs that take receives from it need of it.
+    /// The part that queue pairs with receives from it use.
     pub(crate) shared_receives: SharedReceives,
     event_key: EventKey,
     pd: Arc<PdInner>,
@@ -44,12 +44,12 @@ pub struct SrqInner {
     pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
 }
 
-/// What a shared receive queue of an XRC domain has besides: its own number, and completions.
+/// The additional parts of a shared receive queue of an XRC domain: its own number, and its completion queue.
 #[derive(Debug)]
 struct Xrc {
     number: SrqNumber,
     cq: Arc<CqInner>,
-    /// What the completion queue knows it by.
+    /// The number by which the completion queue identifies it.
     member: Member,
     _xrcd: Arc<XrcdInner>,
 }
@@ -64,8 +64,7 @@ impl SrqInner {
         self.xrc.is_some()
     }
 
-    /// Destroys the kernel's queue, and tells the completion queue that what it still holds of it
-    /// concerns nobody.
+    /// Destroys the kernel's queue, and makes the completion queue discard the completions of it that it still holds.
     fn destroy(&mut self) -> Result<()> {
         if self.object.is_gone() {
             return Ok(());
@@ -87,7 +86,7 @@ impl Drop for SrqInner {
             }
             return;
         }
-        // The device may still write what is lent.
+        // The device may still write the lent memory.
         std::mem::forget(lent);
         if self.file().epoch.is_over() {
             return;
@@ -117,7 +116,7 @@ impl Drop for SrqInner {
 /// # drop(qp); Ok(()) }
 /// ```
 ///
-/// The limit tells when to post again:
+/// An event at the limit tells when to post again:
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
@@ -156,7 +155,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// What a queue pair can take its receives from: a [`SharedReceiveQueue`], or one of
+/// A source of a queue pair's receives: a [`SharedReceiveQueue`], or one of
 /// [`owned`](crate::owned::OwnedSharedReceiveQueue) or [`aio`](crate::aio::AsyncSharedReceiveQueue).
 pub trait SrqRef: sealed::Sealed {}
 
@@ -317,7 +316,7 @@ impl SrqBuilder {
         })?;
         let CreatedSrq { ring, gate, shared_receives, member, number, max_wr, max_sge } = created;
         let xrc = xrc.map(|(xrcd, cq)| {
-            // Before anything can be posted: the poller must know the queue of each completion.
+            // Attached before anything can be posted: the poller must know the queue of each completion.
             cq.members.attach(&member);
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });
@@ -449,7 +448,7 @@ impl SharedReceiveQueue {
         &self.inner.pd.kernel
     }
 
-    /// Where its receives complete and what they are known by there, if it is of an XRC domain.
+    /// The completion queue of its receives, and its identity there, if it is of an XRC domain.
     pub(crate) fn xrc(&self) -> Option<(&Arc<CqInner>, &Member)> {
         self.inner.xrc.as_ref().map(|xrc| (&xrc.cq, &xrc.member))
     }
@@ -460,7 +459,7 @@ impl SharedReceiveQueue {
         Some(self.inner.xrc.as_ref()?.number)
     }
 
-    /// What names this queue in events.
+    /// The key of this queue in events.
     pub fn key(&self) -> ObjectKey {
         self.inner.event_key.key()
     }

@@ -1,5 +1,5 @@
-//! Completions as plain data, and what they say: status, opcode, and data that came within them. The
-//! completion that polling lends is in [`completion`](crate::completion).
+//! Completions as plain data, with their status, opcode and inline data. The completion that polling
+//! lends is in [`completion`](crate::completion).
 
 use crate::error::{Error, debug_is_sentence};
 use crate::number::{Qpn, Rkey, open_enum};
@@ -9,7 +9,7 @@ use std::fmt;
 open_enum! {
     /// How a request ended. After any error the queue pair is in state
     /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and
-    /// what else was posted to it completes as `WR_FLUSH_ERR`.
+    /// its other posted requests complete as `WR_FLUSH_ERR`.
     ///
     /// The first completion of a queue pair that is neither a success nor `WR_FLUSH_ERR` names the cause:
     /// `LOC` is a fault of the request or the memory on this side, `REM` one that the peer's device found.
@@ -25,7 +25,8 @@ open_enum! {
         /// The device found that the request does not fit the queue pair: an operation that its transport lacks, an
         /// address handle that is gone or of another protection domain, or, on some devices, a read or atomic while
         /// [`max_rd_atomic`](crate::QpAttr::max_rd_atomic) is 0. Compare the request with the attributes of the queue
-        /// pair. rxe says the same of a packet that its network interface does not take, as when the link is down.
+        /// pair. rxe also reports it for a packet that its network interface does not take, for example when the link
+        /// is down.
         LOC_QP_OP_ERR = 2, "local QP operation error";
         LOC_EEC_OP_ERR = 3, "local EE context operation error";
         /// A scatter/gather entry of the request does not lie within a region of the queue pair's protection
@@ -33,8 +34,8 @@ open_enum! {
         /// own `lkey`, and register it with [`LOCAL_WRITE`](crate::Access::LOCAL_WRITE) if the device writes it.
         LOC_PROT_ERR = 4, "local protection error";
         /// The queue pair was in an error state, or came to it, before the request was done; a send may have reached
-        /// the peer all the same. Look for the first other error of the queue pair, or for what moved it to
-        /// [`ERR`](crate::QpState::ERR), such as a disconnect.
+        /// the peer all the same. Look for the first other error of the queue pair, or for the change that moved it
+        /// to [`ERR`](crate::QpState::ERR), such as a disconnect.
         WR_FLUSH_ERR = 5, "request flushed";
         /// A memory window could not be bound. Its region needs [`MW_BIND`](crate::Access::MW_BIND), and the
         /// window may not have more rights than the region, nor lie outside of it.
@@ -53,13 +54,13 @@ open_enum! {
         REM_ACCESS_ERR = 10, "remote access error";
         /// The peer's device could not finish the request, and completed its own receive with an error: look there.
         REM_OP_ERR = 11, "remote operation error";
-        /// The peer's device did not acknowledge, however often the request was repeated. The peer is gone, its queue
-        /// pair is not yet in `RTR` (see [`handshake`](crate::QpControl::handshake)) or is in `ERR`, or packets do not
-        /// arrive: a wrong GID or queue pair number, or a firewall that drops UDP port 4791. In a slow network, raise
+        /// The peer's device did not acknowledge any of the retries. The peer is gone, its queue pair is not yet in
+        /// `RTR` (see [`handshake`](crate::QpControl::handshake)) or is in `ERR`, or packets do not arrive: a wrong
+        /// GID or queue pair number, or a firewall that drops UDP port 4791. In a slow network, raise
         /// [`timeout`](crate::QpAttr::timeout) and [`retry_count`](crate::QpAttr::retry_count).
         RETRY_EXC_ERR = 12, "transport retries exceeded";
-        /// The peer had no receive posted, however often the request was repeated. Post receives ahead of the messages,
-        /// or set [`rnr_retry`](crate::QpAttr::rnr_retry) to 7, which repeats without end.
+        /// The peer had no receive posted at any of the retries. Post receives ahead of the messages, or set
+        /// [`rnr_retry`](crate::QpAttr::rnr_retry) to 7, which repeats without end.
         RNR_RETRY_EXC_ERR = 13, "receiver-not-ready retries exceeded";
         LOC_RDD_VIOL_ERR = 14, "local RDD violation";
         REM_INV_RD_REQ_ERR = 15, "remote invalid RD request";
@@ -75,7 +76,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What a completion belongs to. Valid only with [`WcStatus::SUCCESS`].
+    /// The kind of request that a completion is of. Valid only with [`WcStatus::SUCCESS`].
     #[doc(alias = "ibv_wc_opcode")]
     pub struct WcOpcode(u32) {
         SEND = 0, "send";
@@ -104,9 +105,8 @@ impl WcOpcode {
 /// [`poll_into`](crate::CompletionQueue::poll_into) fills an array of them, and every
 /// [`Completion`](crate::Completion) converts into one.
 ///
-/// Unless [`status`](Self::status) is [`WcStatus::SUCCESS`], the device tells `wr_id`, `qpn` and
-/// `vendor_err` besides, and all other fields are as in [`Wc::default`]; [`ok`](Self::ok) is the way to
-/// look at the status first.
+/// Unless [`status`](Self::status) is [`WcStatus::SUCCESS`], only `wr_id`, `qpn` and `vendor_err` are valid besides,
+/// and all other fields are as in [`Wc::default`]; [`ok`](Self::ok) checks the status first.
 ///
 /// ```
 /// # use uverbs::{Wc, WcError};
@@ -124,7 +124,7 @@ pub struct Wc {
     pub wr_id: u64,
     /// How the request ended.
     pub status: WcStatus,
-    /// What kind of request it was.
+    /// The kind of the request.
     pub opcode: WcOpcode,
     /// The queue pair that the request was posted to; see [`Completion::qpn`](crate::Completion::qpn).
     pub qpn: Qpn,
@@ -158,7 +158,7 @@ pub struct Wc {
     pub vlan: Option<u16>,
     /// When the device completed the request, in ticks of its own clock.
     pub timestamp: Option<u64>,
-    /// Data that lies here and *not* in the memory of the request; see
+    /// Inline data of the CQE, which is *not* in the memory of the request; see
     /// [`Completion::scattered`](crate::Completion::scattered).
     pub scattered: Option<Scattered>,
 }
@@ -181,7 +181,7 @@ impl Wc {
     }
 }
 
-/// A request that failed after it was posted: all that its completion says.
+/// A request that failed after it was posted, with all valid fields of its completion.
 ///
 /// The queue pair is in an error state; see [`WcStatus`].
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -270,7 +270,7 @@ impl fmt::Debug for Scattered {
 mod tests {
     use super::*;
 
-    /// What `{:?}` prints can be searched for in the documentation, and `{}` prints prose.
+    /// `{:?}` prints the constant's name, which the documentation's search finds; `{}` prints prose.
     #[test]
     fn statuses_and_opcodes_print_the_name_of_their_constant() {
         assert_eq!(format!("{:?}", WcStatus::WR_FLUSH_ERR), "WR_FLUSH_ERR");

@@ -1,4 +1,4 @@
-//! Work requests: what a queue is asked to do.
+//! Work requests for send and receive queues.
 
 mod error;
 mod operation;
@@ -17,8 +17,7 @@ pub(crate) use transport::{QpTransport, SendOps};
 
 /// A scatter/gather entry: a range of registered memory that a request reads or writes.
 ///
-/// It names memory by number. Nothing keeps the memory alive or its owner away from it, which is
-/// why ringing a batch is `unsafe`.
+/// It names memory by number. It neither keeps the memory alive nor borrows it, therefore ringing a batch is `unsafe`.
 #[doc(alias = "ibv_sge")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
@@ -50,7 +49,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[doc(alias = "ibv_ah")]
 #[derive(Clone, Copy, Debug)]
 pub struct Destination<'a> {
@@ -115,10 +114,10 @@ pub(crate) enum Payload<'a> {
 /// let low = u64::from(u32::MAX);
 /// let half = MaskedSwap { compare: 0, compare_mask: low, swap: 1, swap_mask: low };
 /// batch.push(SendWr::masked_compare_swap(remote, &half, sges))?;
-/// // rxe: eight bytes at once, and what makes earlier writes visible.
+/// // rxe: eight bytes at once, and a flush that makes earlier writes visible.
 /// batch.push(SendWr::atomic_write(remote, 5_u64.to_ne_bytes()))?;
 /// batch.push(SendWr::flush(remote, 64, Placement::GLOBAL, FlushLevel::RANGE))?;
-/// // Keys: given out by a window, taken back at the peer, and here.
+/// // Keys: a window's bound, a peer's invalidated, and one of this side.
 /// batch.push(SendWr::bind_mw(binding))?;
 /// batch.push(SendWr::send_inv(sges, key))?;
 /// batch.push(SendWr::local_inv(key))?;
@@ -190,8 +189,8 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::Read(remote), Payload::Sges(sges))
     }
 
-    /// Replaces eight bytes of the peer, at a multiple of eight, by `swap` if they equal
-    /// `compare`; what was there comes back into `sges` in host byte order.
+    /// Replaces eight bytes of the peer, at a multiple of eight, by `swap` if they equal `compare`;
+    /// the old value comes back into `sges` in host byte order.
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     #[doc(alias = "ibv_wr_atomic_cmp_swp")]
     #[inline]
@@ -199,7 +198,7 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::CompareSwap { remote, compare, swap }, Payload::Sges(sges))
     }
 
-    /// Adds to eight bytes of the peer, at a multiple of eight; what was there comes back into
+    /// Adds to eight bytes of the peer, at a multiple of eight; the old value comes back into
     /// `sges` in host byte order.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     #[doc(alias = "ibv_wr_atomic_fetch_add")]
@@ -209,8 +208,8 @@ impl<'a> SendWr<'a> {
     }
 
     /// Replaces some bits of eight bytes of the peer, at a multiple of eight, if some bits of them
-    /// are as expected; all that was there comes back into `sges` in host byte order. The completion
-    /// says [`COMPARE_SWAP`](crate::WcOpcode::COMPARE_SWAP).
+    /// are as expected; the whole old value comes back into `sges` in host byte order. The
+    /// completion says [`COMPARE_SWAP`](crate::WcOpcode::COMPARE_SWAP).
     ///
     /// On mlx5, over reliable connections; others refuse it when it is pushed. The kernel does not
     /// tell whether a device can do it: one that cannot fails the request.
@@ -220,7 +219,7 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::MaskedCompareSwap { remote, operands }, Payload::Sges(sges))
     }
 
-    /// Adds to fields of eight bytes of the peer, at a multiple of eight; what was there comes back
+    /// Adds to fields of eight bytes of the peer, at a multiple of eight; the old value comes back
     /// into `sges` in host byte order. Each bit of `boundary` is the uppermost of a field, and no
     /// field's carry goes to the next: with 0 there is one field of 64 bits, with `1 << 31` there are
     /// two of 32. The completion says [`FETCH_ADD`](crate::WcOpcode::FETCH_ADD).
@@ -264,8 +263,8 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::AtomicWrite { remote, value }, Payload::Sges(&[]))
     }
 
-    /// A packet of a raw packet queue pair, with more to say of it than
-    /// [`send`](Self::send), which sends one as well.
+    /// A packet of a raw packet queue pair, with a header and offloads. [`send`](Self::send) sends
+    /// a packet without them.
     #[inline]
     pub fn packet(packet: Packet, sges: &'a [Sge]) -> Self {
         Self::new(SendOp::Packet(packet), Payload::Sges(sges))
@@ -322,7 +321,7 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Where a datagram goes; every request of a datagram queue needs it, and no other.
+    /// The destination of a datagram; every request of a datagram queue needs it, and no other.
     #[doc(alias = "ibv_wr_set_ud_addr")]
     #[inline]
     #[must_use]
@@ -332,8 +331,8 @@ impl<'a> SendWr<'a> {
     }
 
     /// The shared receive queue that a message of an XRC initiator goes to; every request of one
-    /// needs it but those that stay here, and no other. A read, a write or an atomic consumes no
-    /// receive and still names a queue of the target's XRC domain.
+    /// needs it, except local invalidations and bindings, and no other request may have it. A read,
+    /// a write or an atomic consumes no receive and still names a queue of the target's XRC domain.
     #[doc(alias = "remote_srqn")]
     #[doc(alias = "ibv_wr_set_xrc_srqn")]
     #[inline]

@@ -55,7 +55,7 @@ impl XrcdInner {
 /// let target: XrcTarget = domain.open_target(peers)?;
 /// println!("target {}", target.qpn());
 /// target.destroy()?;
-/// // One of this process, which is connected to one peer after the other.
+/// // A target of this process, which is connected to one peer after the other.
 /// let mut own: XrcTarget = domain.create_target()?;
 /// // … `own.handshake`, and when that peer is done:
 /// own.reset()?;
@@ -107,10 +107,9 @@ impl<'a> XrcdBuilder<'a> {
     /// Shares the domain by the inode of `file`: all processes that open a domain on the same device with a
     /// file of the same inode have the same domain.
     ///
-    /// It may be any file, however it was opened, except with `O_PATH`. A process that may open the file may
-    /// use the domain: only the permissions of the file guard it. The file may be closed or unlinked
-    /// afterwards. After it was unlinked, no process finds the domain by the path any more, and a new file
-    /// there is a new domain.
+    /// It may be any file, opened with any flags but `O_PATH`. A process that may open the file may use the domain:
+    /// only the permissions of the file guard it. The file may be closed or unlinked afterwards. After it was unlinked,
+    /// no process finds the domain by the path any more, and a new file there is a new domain.
     pub fn file(mut self, file: &'a impl AsFd) -> Self {
         self.file = Some(file.as_fd());
         self

@@ -11,7 +11,7 @@ use std::fmt;
 use uverbs_uapi::qp::{ib_mig_state, ib_qp_attr_mask as Mask, ib_uverbs_modify_qp};
 
 open_enum! {
-    /// Where automatic path migration stands.
+    /// The state of automatic path migration.
     #[doc(alias = "ibv_mig_state")]
     pub struct PathMigState(u8) {
         /// The queue pair uses the alternate path, or has none.
@@ -23,10 +23,10 @@ open_enum! {
     }
 }
 
-/// A change of a queue pair's attributes: what is not set stays as it is.
+/// A change of a queue pair's attributes: an attribute that is not set stays as it is.
 ///
-/// Which attributes a transition needs and takes is checked by
-/// [`modify`](crate::QpControl::modify), and so are the ranges given here.
+/// [`modify`](crate::QpControl::modify) checks that the transition's attributes are set, that no
+/// others are, and that all are in the ranges given here.
 ///
 /// ```
 /// use uverbs::{Access, QpAttr, QpState};
@@ -34,16 +34,16 @@ open_enum! {
 ///     QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::ALL_REMOTE);
 /// ```
 ///
-/// What else can be changed, mostly in state RTS:
+/// Other changes, mostly in state RTS:
 ///
 /// ```
 /// use uverbs::{AddressVector, QpAttr, PathMigState, QpState};
 ///
 /// # let path = AddressVector::local(1, 7);
-/// // A second path, and the order to watch the first one.
+/// // A second path, and the request to load it for migration.
 /// let migration = QpAttr::new().alternate_path(path, 0, 14).path_mig_state(PathMigState::REARM);
 /// let slower = QpAttr::new().rate_limit(10_000_000);
-/// // Lets the queue drain, and an event tell when it has.
+/// // Drains the send queue; an event tells when it is drained.
 /// let drain = QpAttr::new().current_state(QpState::RTS).state(QpState::SQD).sqd_async_notify(true);
 /// // The bits are those of `enum ibv_qp_attr_mask`.
 /// assert_eq!(slower.mask(), 1 << 25);
@@ -95,8 +95,7 @@ impl QpAttr {
         self.set(Mask::IB_QP_EN_SQD_ASYNC_NOTIFY, |raw| raw.en_sqd_async_notify = notify.into())
     }
 
-    /// What the peer may do through the queue pair, beside sending. Rights that only mean
-    /// something for memory are ignored by devices.
+    /// The rights of the peer through the queue pair, beside sending. Devices ignore rights that apply only to memory.
     #[doc(alias = "IBV_QP_ACCESS_FLAGS")]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -144,23 +143,22 @@ impl QpAttr {
         self.set(Mask::IB_QP_TIMEOUT, |raw| raw.timeout = n)
     }
 
-    /// How often to send again, 0 to 7, before the queue pair fails with
-    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR). Soft-RoCE takes 7 for without end.
+    /// The number of retries, 0 to 7, before the queue pair fails with
+    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR). Soft-RoCE retries without end if it is 7.
     #[doc(alias = "IBV_QP_RETRY_CNT")]
     #[doc(alias = "retry_cnt")]
     pub fn retry_count(self, count: u8) -> Self {
         self.set(Mask::IB_QP_RETRY_CNT, |raw| raw.retry_cnt = count)
     }
 
-    /// How often to send again to a peer that had no receive posted, 0 to 6, before the queue
-    /// pair fails with [`RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR); 7 is without
-    /// end.
+    /// The number of retries to a peer that had no receive posted, 0 to 6, before the queue pair
+    /// fails with [`RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR); 7 is without end.
     #[doc(alias = "IBV_QP_RNR_RETRY")]
     pub fn rnr_retry(self, count: u8) -> Self {
         self.set(Mask::IB_QP_RNR_RETRY, |raw| raw.rnr_retry = count)
     }
 
-    /// The number of the first packet to be received: what the peer calls its `sq_psn`.
+    /// The number of the first packet to be received: the peer's `sq_psn`.
     #[doc(alias = "IBV_QP_RQ_PSN")]
     pub fn rq_psn(self, psn: Psn) -> Self {
         self.set(Mask::IB_QP_RQ_PSN, |raw| raw.rq_psn = psn.0)
@@ -192,7 +190,7 @@ impl QpAttr {
         self.set(Mask::IB_QP_MIN_RNR_TIMER, |raw| raw.min_rnr_timer = code)
     }
 
-    /// The number of the first packet to be sent: what the peer calls its `rq_psn`.
+    /// The number of the first packet to be sent: the peer's `rq_psn`.
     #[doc(alias = "IBV_QP_SQ_PSN")]
     pub fn sq_psn(self, psn: Psn) -> Self {
         self.set(Mask::IB_QP_SQ_PSN, |raw| raw.sq_psn = psn.0)
@@ -205,7 +203,7 @@ impl QpAttr {
         self.set(Mask::IB_QP_MAX_DEST_RD_ATOMIC, |raw| raw.max_dest_rd_atomic = count)
     }
 
-    /// Moves path migration on.
+    /// Sets the state of path migration.
     #[doc(alias = "IBV_QP_PATH_MIG_STATE")]
     pub fn path_mig_state(self, state: PathMigState) -> Self {
         self.set(Mask::IB_QP_PATH_MIG_STATE, |raw| raw.path_mig_state = state.0)
@@ -226,7 +224,7 @@ impl QpAttr {
         self
     }
 
-    /// Which attributes are set: bits of the kernel's `ib_qp_attr_mask`.
+    /// The attributes that are set, as bits of the kernel's `ib_qp_attr_mask`.
     #[doc(alias = "ibv_qp_attr_mask")]
     pub fn mask(&self) -> u32 {
         self.mask
@@ -241,7 +239,7 @@ impl QpAttr {
         self.bits().contains(Mask::IB_QP_STATE).then_some(QpState(self.raw.qp_state))
     }
 
-    /// Whether the change may tell the device the options of the connection: one that ends the connection does not.
+    /// Whether the change may carry ECE options to the device: one that ends the connection does not.
     pub(super) fn may_carry_options(&self) -> bool {
         !matches!(self.next_state(), Some(QpState::RESET | QpState::ERR | QpState::SQD))
     }
@@ -256,7 +254,7 @@ impl QpAttr {
         QpAttr { mask: (self.bits() - Mask::IB_QP_CUR_STATE).bits(), ..*self }
     }
 
-    /// As the kernel takes it. A rate limit goes beside it.
+    /// The change as the kernel's struct, which has no field for the rate limit.
     ///
     /// # Errors
     ///
@@ -278,20 +276,20 @@ impl QpAttr {
         Ok(raw)
     }
 
-    /// The ports that are named: the queue pair's, and those of the paths.
+    /// The ports that the change names: the queue pair's, and those of the paths.
     pub(super) fn ports(&self) -> impl Iterator<Item = u32> + use<> {
         let own = self.bits().contains(Mask::IB_QP_PORT).then_some(self.port);
         let paths = [self.path, self.alternate_path].into_iter().flatten();
         own.into_iter().chain(paths.map(|path| path.port))
     }
 
-    /// The paths that are named.
+    /// The paths that the change names.
     pub(super) fn paths(&self) -> impl Iterator<Item = AddressVector> + use<> {
         [self.path, self.alternate_path].into_iter().flatten()
     }
 
-    /// The first value that is above a limit of the device or of the port, and that limit. A port is asked about once
-    /// it is named.
+    /// The first value that is above a limit of the device or of the port, and that limit. A port is queried only if
+    /// the change names it.
     pub(super) fn beyond(
         &self,
         port: impl FnOnce(u32) -> Option<PortAttr>,

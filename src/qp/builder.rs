@@ -26,8 +26,8 @@ use uverbs_uapi::qp as uapi;
 /// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder), which has an
 /// example.
 ///
-/// The setters of capacities ask for at least their value; [`caps`](super::QpControl::caps) returns what was
-/// granted, and [`DeviceAttr`](crate::DeviceAttr) has the device's limits.
+/// The setters of capacities ask for at least their value; [`caps`](super::QpControl::caps) returns the
+/// granted capacities, and [`DeviceAttr`](crate::DeviceAttr) has the device's limits.
 ///
 /// ```no_run
 /// # fn f(pd: &uverbs::ProtectionDomain, cq: &uverbs::CompletionQueue, srq: &uverbs::SharedReceiveQueue)
@@ -150,9 +150,8 @@ impl<S: Sharing> QpBuilder<S> {
         self
     }
 
-    /// Lets the device put short data into completions instead of memory, which saves it a write: what
-    /// was received, and what signaled reads and atomics bring back. For type RC, and for receives of
-    /// type UC, on mlx5.
+    /// Lets the device put short data into completions instead of memory, which saves it a write: received data, and
+    /// the results of signaled reads and atomics. For type RC, and for receives of type UC, on mlx5.
     ///
     /// Short is up to 32 bytes where completions have 64 bytes, and up to 64 where they have 128; see
     /// [`cqe_size`](crate::CqBuilder::cqe_size). The memory that such a request names is *not* written: look
@@ -286,7 +285,7 @@ impl<S: Sharing> QpBuilder<S> {
             retired: false,
             kept: Lock::default(),
         });
-        // Before anything can be posted: the poller must know the queue pair of each completion.
+        // Attached before anything can be posted: the poller must know the queue pair of each completion.
         qp.each_cq(|cq| cq.members.attach(&qp.member));
         if let (Some(named), Some(pd)) = (&qp.named, qp.pd()) {
             pd.kernel.retired.attach(named);
@@ -299,7 +298,7 @@ impl<S: Sharing> QpBuilder<S> {
         })
     }
 
-    /// Refuses what does not go together with XRC; the kernel would refuse it by an errno alone.
+    /// Refuses options that do not go together with XRC; the kernel would refuse them by an errno alone.
     fn check_xrc(&self, verb: &'static str) -> Result<()> {
         let of_domain = self.srq.as_ref().is_some_and(|srq| srq.is_xrc());
         let detail = match self.qp_type {
@@ -313,7 +312,7 @@ impl<S: Sharing> QpBuilder<S> {
         Err(Error::invalid(verb, detail))
     }
 
-    /// Refuses raw packets and options of theirs that a kernel would ignore.
+    /// Refuses raw packets, and options of them, that a kernel would ignore.
     fn check_packets(&self, verb: &'static str) -> Result<()> {
         match self.qp_type {
             QpType::RAW_PACKET if self.srq.is_some() => {
@@ -343,7 +342,7 @@ impl<S: Sharing> QpBuilder<S> {
         }
     }
 
-    /// The queue pair as it was asked for.
+    /// The requested queue pair, in words.
     fn asked(&self) -> String {
         let cap = &self.cap;
         format!(

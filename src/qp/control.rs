@@ -15,7 +15,7 @@ use std::fmt;
 /// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint, peers: uverbs::Ece) -> uverbs::Result<()> {
 /// use uverbs::{Ece, Handshake, QpAttr, QpState};
 ///
-/// // Before the change to RTR: the options that both devices have.
+/// // Before the change to RTR: choose the options that both devices have.
 /// match qp.query_ece() {
 ///     Ok(own) if own.vendor_id == peers.vendor_id => {
 ///         qp.set_ece(Ece { options: own.options & peers.options, ..own })?;
@@ -25,7 +25,7 @@ use std::fmt;
 /// println!("the peer is reached by {:?}", qp.path_to(remote)?);
 /// qp.handshake(remote, &Handshake::new())?;
 /// assert_eq!(qp.state(), QpState::RTS);
-/// // Flushes what is posted.
+/// // Flushes the posted requests.
 /// qp.modify(&QpAttr::new().state(QpState::ERR))?;
 /// # Ok(()) }
 /// ```
@@ -34,7 +34,7 @@ pub struct QpControl {
 }
 
 impl QpControl {
-    /// The queue pair's number: what a peer sends to.
+    /// The queue pair's number, to which a peer sends.
     pub fn qpn(&self) -> Qpn {
         self.qp.qpn
     }
@@ -44,7 +44,7 @@ impl QpControl {
         self.qp.qp_type
     }
 
-    /// What the queue pair was granted.
+    /// The capacities that the queue pair was granted.
     pub fn caps(&self) -> QpCaps {
         self.qp.caps
     }
@@ -58,7 +58,7 @@ impl QpControl {
     /// Changes attributes, mostly to bring the queue pair to another state. When it has returned, posting
     /// follows the new state.
     ///
-    /// What the transition needs and takes is checked first, so that a refusal can name it:
+    /// The library checks first that the attributes fit the transition, so that a refusal can name the wrong one:
     ///
     /// | | RESET→INIT | INIT→RTR | RTR→RTS |
     /// |---|---|---|---|
@@ -87,8 +87,8 @@ impl QpControl {
         self.modify_with_ece(attr, None)
     }
 
-    /// As [`modify`](Self::modify). With `options` the change carries them to the device, in place of what
-    /// [`set_ece`](Self::set_ece) asked for; a change that fails leaves those as they were.
+    /// As [`modify`](Self::modify). With `options` the change carries them to the device, in place of
+    /// those of [`set_ece`](Self::set_ece), which a failed change leaves as they were.
     pub(crate) fn modify_with_ece(&self, attr: &QpAttr, options: Option<u32>) -> Result<()> {
         const VERB: &str = "modify_qp";
         if attr.next_state() == Some(QpState::RESET) {
@@ -131,7 +131,7 @@ impl QpControl {
         Ok(())
     }
 
-    /// Refuses a queue pair that would work on what was posted in an earlier life.
+    /// Refuses a queue pair with stale rings, which would carry out requests from before its reset.
     pub(crate) fn check_fresh(&self, verb: &'static str) -> Result<()> {
         if self.qp.is_stale() {
             let detail = "something else than QueuePair::reset brought the queue pair to state \
@@ -142,8 +142,8 @@ impl QpControl {
     }
 
     /// Refuses a change from a state that the queue pair is not in. rxe's driver would believe the caller, and
-    /// bring a queue pair whose requests it has flushed back to RTS. The question also tells the driver of mlx5
-    /// what the device did, so that neither driver needs the caller's word.
+    /// bring a queue pair whose requests it has flushed back to RTS. The query also brings the state in mlx5's
+    /// driver up to date, so neither driver needs the caller's claim.
     fn check_claim(&self, verb: &'static str, claimed: QpState) -> Result<()> {
         let told = self.query().map_err(|error| error.in_verb(verb))?.state;
         self.check_fresh(verb)?;
@@ -164,7 +164,7 @@ impl QpControl {
                 self.qp.file().device.name(),
                 self.qp_type()
             )),
-            // So says mlx5 of Linux 6.1; later ones say that they do not support it.
+            // mlx5 of Linux 6.1 answers `EINVAL`; later kernels answer `EOPNOTSUPP`.
             Errno::INVAL if attr.limits_rate_alone() => error.detail(format!(
                 "{} takes no rate_limit {} of type {}",
                 self.qp.file().device.name(),
@@ -209,9 +209,10 @@ impl QpControl {
         })
     }
 
-    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it returns, but
-    /// that it stays [`RESET`](QpState::RESET), where nothing can be posted, after somebody else
-    /// reset the queue pair, until [`reset`](crate::QueuePair::reset) brings the queues back, too.
+    /// Queries the queue pair's attributes from the kernel. [`state`](Self::state) follows the
+    /// returned state, with one exception: after another process reset the queue pair, it stays
+    /// [`RESET`](QpState::RESET), where nothing can be posted, until
+    /// [`reset`](crate::QueuePair::reset) resets the queues of this process, too.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         let before = self.qp.state();
@@ -221,8 +222,8 @@ impl QpControl {
         Ok(info)
     }
 
-    /// The options that connections of the device may have beyond the specification (enhanced connection
-    /// establishment). After creation, and after a reset, these are all that the device has, for the peer to choose
+    /// The ECE options of the queue pair: options of a connection beyond the specification (enhanced connection
+    /// establishment). After creation, and after a reset, these are all options of the device, for the peer to choose
     /// from. After [`set_ece`](Self::set_ece) they are 0 until the next change of state, and then those that the device
     /// took.
     ///
@@ -235,10 +236,10 @@ impl QpControl {
         self.ece_state("query_ece").map(EceState::get)
     }
 
-    /// Has the device use these options, which both sides have agreed on, for the connection to be. The device gets
-    /// them with the next [`modify`](Self::modify) to `INIT`, `RTR` or `RTS`, and [`query_ece`](Self::query_ece) then
-    /// tells those that it took. Options of 0 are those of a peer that has none: the device is told nothing,
-    /// and only a reset withdraws options that it took before.
+    /// Sets the options that both sides have agreed on for the next connection. The device gets them with the next
+    /// [`modify`](Self::modify) to `INIT`, `RTR` or `RTS`, and [`query_ece`](Self::query_ece) then tells those that
+    /// it took. Options of 0 stand for a peer that has none: they are not sent to the device, and only a reset
+    /// withdraws options that it took before.
     ///
     /// The [connection manager](crate::cm) does it by itself.
     ///
@@ -273,7 +274,7 @@ impl QpControl {
         })
     }
 
-    /// What names this queue pair in events.
+    /// The key of this queue pair in events.
     pub fn key(&self) -> ObjectKey {
         self.qp.event_key.key()
     }

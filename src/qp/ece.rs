@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Enhanced connection establishment: options beyond the specification that devices of one vendor have in common.
 ///
-/// A queue pair of mlx5 tells the options of its device ([`query_ece`](crate::QpControl::query_ece)), and takes those
-/// that both devices have ([`set_ece`](crate::QpControl::set_ece)). The messages of the
-/// [connection manager](crate::cm) carry them.
+/// A queue pair of mlx5 reports the options of its device ([`query_ece`](crate::QpControl::query_ece)), and takes
+/// those that both devices have ([`set_ece`](crate::QpControl::set_ece)). The messages of the [connection
+/// manager](crate::cm) carry them.
 #[doc(alias("ibv_ece", "rdma_ucm_ece"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ece {
@@ -18,7 +18,7 @@ pub struct Ece {
     pub options: u32,
 }
 
-/// The options of a queue pair, which its device and the peer's agree on.
+/// The ECE options of a queue pair: those that its device offers, and those agreed with the peer.
 #[derive(Debug)]
 pub(crate) struct EceState {
     /// The options that the device offers.
@@ -38,7 +38,8 @@ impl EceState {
         Ece { options: self.options.load(Ordering::Relaxed), ..self.offered }
     }
 
-    /// The next `MODIFY_QP` carries these options to the device. Returns what [`restore`](Self::restore) takes.
+    /// The next `MODIFY_QP` carries these options to the device. Returns the old values for
+    /// [`restore`](Self::restore).
     ///
     /// The two values are not swapped as one: the caller holds the queue pair's lock of changes
     /// (`QpInner::moving`), as everything that changes them does.

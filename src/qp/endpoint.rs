@@ -1,5 +1,4 @@
-//! Connecting two queue pairs: what the one has to know of the other, and the way from `RESET` to
-//! `RTS` with it.
+//! Connecting two queue pairs: the data that each needs of the other, and the transitions from `RESET` to `RTS`.
 //!
 //! How endpoints travel from peer to peer is the program's business: a TCP connection, a file, a
 //! channel.
@@ -23,7 +22,7 @@ const RD_ATOMIC: u32 = 16;
 /// The key of datagram queue pairs unless another is chosen.
 const QKEY: Qkey = Qkey(0x1111_1111);
 
-/// What a peer has to know of a queue pair to connect to it.
+/// The data of a queue pair that a peer needs to connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Endpoint {
@@ -44,10 +43,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// How long [`to_bytes`](Self::to_bytes) is.
+    /// The length of [`to_bytes`](Self::to_bytes).
     pub const BYTES: usize = 40;
 
-    /// For peers that agree on no other format: the same on every machine.
+    /// Encodes the endpoint for peers that agree on no other format. The bytes are the same on every machine.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Endpoint { qpn, psn, gid, lid, mtu, rd_atomic, qkey } = self;
         let mut bytes = [0; Self::BYTES];
@@ -61,14 +60,14 @@ impl Endpoint {
             &[*rd_atomic],
             &qkey.0.to_be_bytes(),
         ];
-        // Four bytes are left for what peers will have to know one day.
+        // Four bytes are reserved for later fields.
         for (place, byte) in bytes.iter_mut().zip(fields.into_iter().flatten()) {
             *place = *byte;
         }
         bytes
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made of an endpoint; `None` for anything else.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes); `None` for any other bytes.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Endpoint> {
         fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
             let (field, behind) = rest.split_first_chunk()?;
@@ -92,16 +91,16 @@ impl Endpoint {
     }
 }
 
-/// How the bytes of an endpoint begin.
+/// The first bytes of an encoded endpoint.
 const MAGIC: [u8; 4] = *b"uvb1";
 
-/// What a queue pair remembers of the endpoint that it gave out.
+/// The queue pair's own record of the endpoint that it gave out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local {
     endpoint: Endpoint,
     port: u32,
     gid_index: u32,
-    /// Whether packets need the global part whatever the destination.
+    /// Whether packets to every destination need a global route header.
     global: bool,
     /// Reads and atomics that may be under way from here.
     max_rd_atomic: u8,
@@ -109,7 +108,7 @@ pub(crate) struct Local {
     atomics: bool,
 }
 
-/// How to connect; what is not set has a default that fits most networks.
+/// Options of a connection, with defaults that fit most networks.
 ///
 /// ```no_run
 /// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint) -> uverbs::Result<()> {
@@ -176,14 +175,14 @@ impl Handshake {
         self
     }
 
-    /// Repetitions before giving up, 0 to 7; 6 unless set, since soft-RoCE takes 7 for without end:
-    /// a request to a peer that is gone would never be over.
+    /// Retries before giving up, 0 to 7; 6 unless set, because soft-RoCE retries without end if it
+    /// is 7, and a request to a peer that is gone would never be over.
     pub fn retry_count(mut self, count: u8) -> Self {
         self.retry_count = count;
         self
     }
 
-    /// Repetitions to a peer without receives, 0 to 7; 7, without end, unless set.
+    /// Retries to a peer without receives, 0 to 7; 7, without end, unless set.
     pub fn rnr_retry(mut self, count: u8) -> Self {
         self.rnr_retry = count;
         self
@@ -363,9 +362,9 @@ impl QpControl {
     /// pair has no peer and is made ready with its own endpoint.
     ///
     /// The call exchanges nothing with the peer, and returns whether or not the peer is ready. A peer
-    /// whose queue pair is not yet in `RTR` drops what arrives: over UC the message is lost, and over RC
-    /// the sender repeats it [`retry_count`](Handshake::retry_count) times, each time after the
-    /// [`timeout`](Handshake::timeout). With the defaults, a first send may so fail with
+    /// whose queue pair is not yet in `RTR` drops arriving packets: over UC the message is lost, and
+    /// over RC the sender repeats it [`retry_count`](Handshake::retry_count) times, each time after the
+    /// [`timeout`](Handshake::timeout). With the defaults, a first send can fail in this way with
     /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR) if the peer is half a second later. Between two
     /// programs, each therefore tells the other when its `handshake` has returned, and sends only after
     /// it was told the same, as `aio::tokio::handshake` does:
@@ -392,8 +391,8 @@ impl QpControl {
     /// and UD it is lost, so bring the queue pair to `INIT` with [`modify`](Self::modify), post,
     /// and shake hands then.
     ///
-    /// A queue pair that an [`OwnedCompletionQueue`](crate::owned::OwnedCompletionQueue::adopt) or a queue of
-    /// [`aio`](crate::aio) takes over is adopted first and connected then.
+    /// If an [`OwnedCompletionQueue`](crate::owned::OwnedCompletionQueue::adopt) or a queue of
+    /// [`aio`](crate::aio) shall take the queue pair over, adopt it first and connect it then.
     ///
     /// # Errors
     ///
@@ -418,12 +417,12 @@ impl QpControl {
         self.modify(&options.to_rts(qp_type, &local, remote)).map_err(in_verb)
     }
 
-    /// The path to a peer, for an address handle; from the port and the global identifier that
-    /// [`endpoint`](Self::endpoint) was asked for.
+    /// The path to a peer, for an address handle, from the port and the global identifier given to
+    /// [`endpoint`](Self::endpoint).
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it was not.
+    /// `EINVAL` if [`endpoint`](Self::endpoint) was not called before.
     pub fn path_to(&self, remote: &Endpoint) -> Result<AddressVector> {
         Ok(Handshake::new().path(&self.local("path_to")?, remote))
     }

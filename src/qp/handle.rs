@@ -1,4 +1,4 @@
-//! The program's handles of a queue pair, which are fewer than what keeps the kernel's queue pair alive.
+//! The program's handles of a queue pair. Other objects keep the kernel's queue pair alive, too.
 
 use super::attr::QpAttr;
 use super::ece::EceState;
@@ -15,13 +15,12 @@ use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_EX_CMD_MODIF
 
 /// Held by each queue of a queue pair and by its control.
 ///
-/// Memory windows, flow rules and multicast memberships keep a queue pair alive, too. When the last
-/// handle is dropped before them, the program can neither post nor poll for it any more. The queue pair
-/// then goes to state `RESET`, where the device works on nothing that was posted to it, and the peer
-/// learns by its timeout that nobody answers.
+/// Memory windows, flow rules and multicast memberships keep a queue pair alive, too. When the last handle is dropped
+/// before them, the program can neither post nor poll for it any more. The queue pair then goes to state `RESET`, where
+/// the device carries out none of its requests, and the peer's requests time out.
 #[derive(Clone, Debug)]
 pub(crate) struct QpHandle {
-    // Dropped first.
+    // Declared first, so that it is dropped first.
     qp: Arc<QpInner>,
     last: Arc<LastHandle>,
 }
@@ -48,7 +47,7 @@ impl QpHandle {
         QpHandle { qp, last }
     }
 
-    /// What keeps the kernel's queue pair alive.
+    /// The shared part, which keeps the kernel's queue pair alive.
     pub(crate) fn inner(&self) -> &Arc<QpInner> {
         &self.qp
     }
@@ -69,7 +68,7 @@ impl QpHandle {
     }
 }
 
-/// Names a queue pair of which the program may have dropped all handles.
+/// A weak reference to a queue pair whose handles the program may all have dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct WeakQpHandle {
     qp: Weak<QpInner>,
@@ -94,9 +93,9 @@ impl Deref for QpHandle {
 }
 
 impl QpInner {
-    /// Makes sure that the device works on nothing any more that was posted to the queues of this
-    /// queue pair alone; whether the kernel confirmed that. The queue pair is fit for destruction
-    /// only, or for a proper [`reset`](crate::QueuePair::reset): the rings are [stale](Self::set_stale).
+    /// Makes the device stop all requests that were posted to this queue pair's own queues. Returns
+    /// whether the kernel confirmed that. The queue pair is fit for destruction only, or for a proper
+    /// [`reset`](crate::QueuePair::reset): the rings are [stale](Self::set_stale).
     pub(crate) fn revoke(&self) -> bool {
         const VERB: &str = "reset_qp";
         let Ok(_moving) = self.moving(VERB) else {
@@ -117,11 +116,11 @@ impl QpInner {
         }
     }
 
-    /// Has the kernel reset the queue pair.
+    /// Makes the kernel reset the queue pair.
     pub(super) fn apply_reset(&self, verb: &'static str) -> Result<()> {
         let attr = QpAttr::new().state(QpState::RESET);
         match self.apply(verb, &attr) {
-            // rxe lets a send queue that is being drained go nowhere but to ERR.
+            // rxe lets a queue pair whose send queue is being drained go only to ERR.
             Err(error) if error.errno() == Errno::INVAL => {
                 self.apply(verb, &QpAttr::new().state(QpState::ERR))?;
                 self.set_state(QpState::ERR);

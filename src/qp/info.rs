@@ -1,4 +1,4 @@
-//! What the kernel knows of a queue pair. Pairs with `ib_uverbs_query_qp_resp`.
+//! The kernel's attributes of a queue pair. Pairs with `ib_uverbs_query_qp_resp`.
 
 use super::attr::PathMigState;
 use super::{QpCaps, QpState};
@@ -14,7 +14,7 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_QUERY_QP;
 
 /// The attributes of a queue pair, returned by [`query`](crate::QpControl::query).
 ///
-/// An attribute that no transition has set yet reads as whatever the driver left there, mostly 0.
+/// An attribute that no transition has set yet reads as the driver left it, mostly 0.
 #[doc(alias = "ibv_qp_attr")]
 #[doc(alias = "ibv_qp_init_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct QpInfo {
     pub current_state: QpState,
     /// The largest payload of a packet.
     pub path_mtu: Mtu,
-    /// Where path migration stands.
+    /// The state of path migration.
     pub path_mig_state: PathMigState,
     /// The key that datagrams must carry.
     pub qkey: Qkey,
@@ -36,7 +36,7 @@ pub struct QpInfo {
     pub sq_psn: Psn,
     /// The peer's queue pair.
     pub dest_qpn: Qpn,
-    /// What the peer may do.
+    /// The rights of the peer.
     pub access: Access,
     /// Index of the partition key.
     pub pkey_index: u16,
@@ -55,9 +55,9 @@ pub struct QpInfo {
     pub port: u32,
     /// Wait for an acknowledgement, 4.096 µs · 2ⁿ; 0 is for ever.
     pub timeout: u8,
-    /// Repetitions before giving up.
+    /// Retries before giving up.
     pub retry_count: u8,
-    /// Repetitions to a peer without receives; 7 is without end.
+    /// Retries to a peer without receives; 7 is without end.
     pub rnr_retry: u8,
     /// The alternate path's port.
     pub alternate_port: u32,
@@ -67,7 +67,7 @@ pub struct QpInfo {
     pub path: AddressVector,
     /// The alternate path.
     pub alternate_path: AddressVector,
-    /// What the queue pair was granted.
+    /// The capacities that the queue pair was granted.
     pub caps: QpCaps,
     /// Whether every send completes, signaled or not.
     pub signal_all: bool,

@@ -55,13 +55,12 @@ impl RecvQueue {
         (self.ring, self.gate)
     }
 
-    /// Begins anew after the kernel reset the queue pair.
+    /// Resets the ring after the kernel reset the queue pair.
     pub(super) fn reset(&mut self) {
         self.ring.reset();
     }
 
-    /// Starts a batch. What is pushed to it is received into once the batch is rung; a batch that
-    /// is dropped or forgotten leaves no trace.
+    /// Starts a batch. Its receives are posted once the batch is rung; a batch that is dropped or forgotten posts none.
     ///
     /// On rxe a receive that is posted in state [`ERR`](crate::QpState::ERR) is flushed only when
     /// something else makes the kernel process the queue pair.
@@ -80,14 +79,15 @@ impl RecvQueue {
         Ok(RecvBatch::new(ring, cursor))
     }
 
-    /// Why no batch may begin.
+    /// The reason why no batch may begin.
     #[cold]
     fn refusal(&self) -> PostError {
         if self.gate.is_shut() { PostError::Forked } else { PostError::State(self.qp.state()) }
     }
 }
 
-/// Where the queue of a raw packet queue pair works from INIT on, receives have to wait for RTR.
+/// The first state in which receives may be posted: INIT, but RTR for raw packets, because their
+/// device receives from INIT on.
 fn first_state(qp_type: QpType) -> QpState {
     if qp_type == QpType::RAW_PACKET { QpState::RTR } else { QpState::INIT }
 }
@@ -126,12 +126,13 @@ impl<'q> RecvBatch<'q> {
     ///
     /// # Errors
     ///
-    /// A [`PostError`] that says what was wrong; the batch is as it was.
+    /// A [`PostError`] that names the fault; the batch is unchanged.
     #[inline(always)]
     pub fn push(&mut self, recv: RecvWr<'_>) -> Result<(), PostError> {
         match &self.ring {
             RecvRingMut::Rxe(rq) => {
-                // A copy, as what is passed out of line has to be in memory.
+                // Copied, because an argument of the out-of-line call must be in memory: the
+                // caller's stays in registers.
                 let recv = { recv };
                 rq.push(&mut self.cursor, &recv)?;
             }
@@ -152,7 +153,7 @@ impl<'q> RecvBatch<'q> {
             RecvRingMut::Mlx5Srq(srq) => srq.try_push(&mut self.cursor, &recv),
         };
         if !pushed {
-            // A copy, as in `push`.
+            // Copied, as in `push`.
             let sge = { sge };
             let recv = RecvWr { wr_id, sges: sge.as_slice() };
             match &self.ring {
@@ -190,8 +191,8 @@ impl<'q> RecvBatch<'q> {
     /// [dropped](crate::QueuePair::destroy). Those of a shared receive queue end with that queue; a reset
     /// leaves them posted. If a queue was leaked (see [`Context::leaked`](crate::Context::leaked)), they
     /// are never over. If the memory's region is destroyed before, no other may be registered in the
-    /// protection domain meanwhile: a device may give it the same key. The caller knows by `wr_id` which
-    /// request a completion is of.
+    /// protection domain meanwhile: a device may give it the same key. The caller knows by `wr_id` to
+    /// which request a completion belongs.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Back to state `RESET`, with everything that was posted forgotten.
+//! The change of a queue pair to state `RESET`, which drops all posted requests.
 
 use super::{Base, QpState, QueuePair};
 use crate::cq::{CompletionQueue, CqInner};
@@ -10,8 +10,8 @@ impl<S: Sharing> QueuePair<S> {
     /// Brings the queue pair back to state [`RESET`](QpState::RESET), as if just created.
     ///
     /// Requests that have not completed never will, and completions that have not been polled are
-    /// discarded: that is why the queue pair's own completion queues are needed, and why no batch
-    /// can be in the making. Receives in a shared receive queue stay there.
+    /// discarded: therefore this takes the queue pair's completion queues, and no batch can be
+    /// open. Receives in a shared receive queue stay there.
     ///
     /// ```no_run
     /// # fn f(qp: &mut uverbs::QueuePair, cq: &mut uverbs::CompletionQueue) -> uverbs::Result<()> {
@@ -30,7 +30,7 @@ impl<S: Sharing> QueuePair<S> {
         let _moving = qp.moving(VERB)?;
         for _ in 0..self.qp.file().provider.traits().resets_needed {
             self.qp.apply_reset(VERB)?;
-            // Until the rings are reset, too: another handle could change the state meanwhile.
+            // The rings are stale until they are reset, too: another handle could change the state meanwhile.
             self.qp.set_stale();
             // After each reset: if a second one fails, no completion from before the first is left.
             for cq in cqs.iter_mut() {
@@ -45,7 +45,7 @@ impl<S: Sharing> QueuePair<S> {
         Ok(())
     }
 
-    /// Whether `cqs` are what [`reset`](Self::reset) needs.
+    /// Checks that `cqs` are the queues that [`reset`](Self::reset) needs.
     pub(crate) fn check_cqs(&self, verb: &'static str, cqs: &[&mut CompletionQueue]) -> Result<()> {
         let Base::Domain { send_cq: send, recv_cq: recv, .. } = &self.qp.base else {
             return Ok(());

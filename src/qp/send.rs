@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 ///
 /// Moves between threads, and takes `&mut self` for posting.
 ///
-/// A thread that sends what another one hands to it:
+/// A thread that sends the messages of another one:
 ///
 /// ```no_run
 /// # fn f(qp: uverbs::QueuePair, messages: std::sync::mpsc::Receiver<(u64, uverbs::Sge)>) {
@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 /// fn send(queue: &mut SendQueue, id: u64, message: Sge) -> Result<(), Box<dyn std::error::Error>> {
 ///     let mut batch = queue.batch()?;
 ///     batch.push(SendWr::send(&[message]).id(id).signaled())?;
-///     // SAFETY: the thread that polls gives the message's memory free when `id` has completed.
+///     // SAFETY: the thread that polls frees the message's memory when `id` has completed.
 ///     Ok(unsafe { batch.ring()? })
 /// }
 ///
@@ -45,7 +45,7 @@ pub struct SendQueue<S: Sharing = Shared> {
     sharing: PhantomData<fn() -> S>,
 }
 
-/// What a send queue has beside its ring.
+/// The parts of a send queue beside its ring.
 #[derive(Debug)]
 pub(super) struct SendContext {
     pub(super) qp: QpHandle,
@@ -73,14 +73,13 @@ impl<S: Sharing> SendQueue<S> {
         (self.ring, self.context.gate)
     }
 
-    /// Begins anew after the kernel reset the queue pair.
+    /// Resets the ring after the kernel reset the queue pair.
     pub(super) fn reset(&mut self) {
         self.ring.reset();
     }
 
-    /// Starts a batch. What is pushed to it reaches the device when it is rung, all at once. A batch that is
-    /// dropped or forgotten sends nothing. If it contained a bind or an invalidate, later requests may get a
-    /// fence that they do not need.
+    /// Starts a batch. All its requests reach the device when it is rung. A batch that is dropped or forgotten sends
+    /// nothing. If it contained a bind or an invalidate, later requests may get a fence that they do not need.
     ///
     /// # Errors
     ///
@@ -99,7 +98,7 @@ impl<S: Sharing> SendQueue<S> {
 }
 
 impl SendContext {
-    /// Why the gate refuses a batch.
+    /// The reason why the gate refuses a batch.
     #[cold]
     fn refusal(&self) -> PostError {
         if self.gate.is_shut() { PostError::Forked } else { PostError::State(self.qp.state()) }
@@ -120,14 +119,15 @@ impl SendContext {
 /// `Ok`, or when the queue pair was [destroyed or dropped](crate::QueuePair::destroy). If the queue pair was
 /// leaked (see [`Context::leaked`](crate::Context::leaked)), the request is never over.
 ///
-/// - **Memory.** All memory that the requests name by local keys stays valid until they are over; what the
-///   device writes is not borrowed meanwhile. If the memory's region is destroyed before, no other is
-///   registered in the protection domain meanwhile: a device may give it the same key, as mlx5's driver
-///   does, and the requests would name its memory.
-/// - **Windows.** A [binding](crate::WindowBinding) is posted at most once, and to the queue pair that it
-///   was prepared for. Until that request is over, the binding is not [settled](crate::MemoryWindow::settle),
-///   and the window is not reallocated, destroyed or dropped. After any of these the binding is not posted any
-///   more. The request names window and region by key: it would open whatever region has the key by then.
+/// - **Memory.** All memory that the requests name by local keys stays valid until they are over; memory
+///   that the device writes is not borrowed meanwhile. If the memory's region is destroyed before, no
+///   other is registered in the protection domain meanwhile: a device may give it the same key, as mlx5's
+///   driver does, and the requests would name its memory.
+/// - **Windows.** A [binding](crate::WindowBinding) is posted at most once, and to the queue pair that it was
+///   prepared for. Until that request is over, the binding is not [settled](crate::MemoryWindow::settle), and
+///   the window is not reallocated, destroyed or dropped. After any of these the binding is not posted any
+///   more. The request names window and region by key: it would open another region that has got the key by
+///   then.
 /// - **`wr_id`s.** The caller knows to which request a completion belongs. The device carries the number and
 ///   checks nothing: if two requests have the same number, the first completion only says that one of
 ///   them is over. A successful completion also completes the unsignaled requests that were posted to the
@@ -165,13 +165,12 @@ impl<S: Sharing> SendBatch<'_, S> {
     ///
     /// # Errors
     ///
-    /// A [`PostError`] that says what was wrong. The batch is as it was and may be rung without
-    /// the request.
+    /// A [`PostError`] that names the fault. The batch is unchanged and may be rung without the request.
     #[inline(always)]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         match &mut self.ring {
             SendRingMut::Rxe(sq) => {
-                // Copies, as what is passed out of line has to be in memory.
+                // Copied: arguments of the out-of-line call must be in memory, and the caller's stay in registers.
                 let (mut cursor, wr) = (self.cursor, { wr });
                 sq.push(&mut cursor, &wr)?;
                 self.cursor = cursor;

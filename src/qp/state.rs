@@ -1,4 +1,4 @@
-//! States and transports of queue pairs, and what may be posted when.
+//! States and transports of queue pairs, and the requests that each allows.
 
 use crate::memory::gate::Gate;
 use crate::number::open_enum;
@@ -20,7 +20,7 @@ open_enum! {
         #[doc(alias = "IBV_QPT_UD")]
         UD = raw::IB_UVERBS_QPT_UD.0, "UD";
         /// Raw Ethernet frames, for which a process needs `CAP_NET_RAW`. Whole frames are sent, and
-        /// [rules](crate::QpControl::create_flow) say which are received.
+        /// [rules](crate::QpControl::create_flow) select the received ones.
         #[doc(alias = "IBV_QPT_RAW_PACKET")]
         RAW_PACKET = raw::IB_UVERBS_QPT_RAW_PACKET.0, "raw packet";
         /// Sending half of an extended reliable connection.
@@ -61,7 +61,7 @@ pub(super) struct Tracked {
     #[cfg_attr(loom, expect(dead_code, reason = "loom cannot see the gate's level"))]
     gate: Option<Gate>,
     own: AtomicU8,
-    /// How often the queue pair came to `RESET`.
+    /// The number of resets.
     resets: AtomicU32,
 }
 
@@ -80,14 +80,14 @@ impl Tracked {
         return &self.own;
     }
 
-    /// The state. In a forked child, where the level may be 0, it may be `RESET` whatever it was.
+    /// The state. In a forked child, where the level may be 0, it may be `RESET` in place of the parent's state.
     pub(super) fn get(&self) -> QpState {
         QpState(
             self.word().load(Ordering::Acquire).saturating_sub(QpState::RESET.gate_level().get()),
         )
     }
 
-    /// How often the queue pair came to `RESET`: what one connection knew of it does not hold after that.
+    /// The number of resets. State of a connection is not valid after the next one.
     pub(super) fn resets(&self) -> u32 {
         self.resets.load(Ordering::Acquire)
     }
@@ -104,14 +104,14 @@ impl Tracked {
         self.open(state.gate_level().get());
     }
 
-    /// Stores `RESET`, while the rings are as they were before the reset: the device begins anew, and would
-    /// execute their old WQEs.
+    /// Stores `RESET`, while the rings are as they were before the reset: the device starts from index 0,
+    /// and would execute their old WQEs.
     pub(super) fn set_stale(&self) {
         self.count_reset();
         self.open(STALE);
     }
 
-    /// As [`set`](Self::set), but stale rings stay that.
+    /// As [`set`](Self::set), but stale rings stay stale.
     pub(super) fn advance(&self, state: QpState) {
         if state == QpState::RESET {
             self.count_reset();
@@ -152,8 +152,8 @@ impl QpState {
         NonZeroU8::MIN.saturating_add(1).saturating_add(self.0)
     }
 
-    /// Whether a queue pair that was in state `before` and is in this one was reset in between: no
-    /// other way leads back from where something may have been posted.
+    /// Whether a queue pair that was in state `before` and is in this one was reset in between:
+    /// only a reset leads back from a state in which something may have been posted.
     fn is_past_reset_of(self, before: QpState) -> bool {
         let running = |state| (QpState::RTS..=QpState::SQE).contains(&state);
         match self {
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::memory::doorbell_record::DoorbellPages;
 
-    /// What a connection knew of the queue pair holds until the next reset.
+    /// State of a connection is valid until the next reset.
     #[test]
     fn each_way_to_reset_is_counted_and_no_other_change_is() {
         let tracked = Tracked::new(None);
@@ -216,8 +216,8 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A thread asks the kernel for the state, without a lock, while another one resets the queue pair: its answer may
-    /// be older than the reset, or newer. The rings stay stale, so that nothing is posted to them.
+    /// A thread asks the kernel for the state, without a lock, while another one resets the queue pair: the kernel's
+    /// answer may be older or newer than the reset. The rings stay stale, so that nothing is posted to them.
     #[test]
     fn an_answer_of_the_kernel_makes_no_stale_ring_usable() {
         loom::model(|| {
@@ -238,7 +238,7 @@ mod model {
         });
     }
 
-    /// A thread that sees `RESET` knows of the reset: a connection made before does not hold any more.
+    /// A thread that sees `RESET` also sees the count of resets: an earlier connection is not valid any more.
     #[test]
     fn a_reset_is_counted_before_it_is_seen() {
         loom::model(|| {

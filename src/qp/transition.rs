@@ -1,7 +1,6 @@
-//! Which attributes a transition of a queue pair needs and takes, so that a refusal can name them.
+//! The required and optional attributes of each transition of a queue pair, so that a refusal can name them.
 //!
-//! Pairs with `ib_modify_qp_is_ok` of the kernel's `core/verbs.c`, which answers `EINVAL` to all
-//! of it.
+//! Pairs with `ib_modify_qp_is_ok` of the kernel's `core/verbs.c`, which answers `EINVAL` to every mistake.
 
 use super::attr::QpAttr;
 use super::state::{QpState, QpType};
@@ -38,8 +37,8 @@ const MIG: Mask = Mask::IB_QP_PATH_MIG_STATE;
 const DEST_QPN: Mask = Mask::IB_QP_DEST_QPN;
 const RATE: Mask = Mask::IB_QP_RATE_LIMIT;
 
-/// Which halves of reliable delivery a connected transport has: a requester, which repeats its requests, and a
-/// responder, which acknowledges the peer's.
+/// The halves of reliable delivery that a connected transport has: a requester, which repeats its requests,
+/// and a responder, which acknowledges the peer's.
 #[derive(Clone, Copy)]
 struct Halves {
     requester: bool,
@@ -135,7 +134,7 @@ impl Transition {
                 Self::new(NONE, any | reliable | halves)
             }
             (S::SQE, S::RTS) if unreliable => Self::new(NONE, CUR | ACCESS),
-            // The kernel has a row for the others, which never come to SQE, without attributes.
+            // The kernel also has rows without attributes for transports that never come to SQE.
             (S::SQE, S::RTS) => Self::new(NONE, NONE),
             _ => None,
         }
@@ -152,7 +151,7 @@ fn ignored(qp_type: QpType) -> Mask {
     }
 }
 
-/// Checks a change against the state `from`, and names what is missing or too much.
+/// Checks a change against the state `from`, and names missing and superfluous attributes.
 pub(super) fn check(
     verb: &'static str,
     qp_type: QpType,

@@ -25,8 +25,8 @@ use zerocopy::FromZeros;
 /// The receiving half of an XRC connection.
 ///
 /// A message that arrives goes to the [shared receive queue](crate::SrqBuilder::xrc) of the target's
-/// [domain](XrcDomain) that its sender named, and completes there. There is nothing to post to and
-/// nothing to poll here: what is left is control, which it dereferences to.
+/// [domain](XrcDomain) that its sender named, and completes there. A target has no queue to post to
+/// or to poll. It dereferences to [`QpControl`], which is all that is left.
 ///
 /// A target belongs to its domain rather than to the process that made it. Other processes that have
 /// the domain open may [open](XrcDomain::open_target) it, and it lives until the last of them drops

@@ -1,5 +1,5 @@
-//! Why a request is refused when it is posted, and why a batch is not sent when it is rung; how a request
-//! fails later is a [`WcStatus`](crate::WcStatus).
+//! The reasons why a request is refused when it is posted, and why a batch is not sent when it is rung. A
+//! later failure of a request is a [`WcStatus`](crate::WcStatus).
 
 use crate::error::{Error, debug_is_sentence};
 use crate::qp::state::QpState;
@@ -56,7 +56,7 @@ pub enum PostError {
     TooLong,
     /// The remote address of an atomic is no multiple of eight.
     Unaligned,
-    /// An atomic has less than eight bytes of room for what it returns.
+    /// An atomic has less than eight bytes of room for its result.
     AtomicTooShort,
     /// The operation does not exist on a queue pair of this type.
     Unsupported,
@@ -77,7 +77,7 @@ pub enum PostError {
     State(QpState),
     /// The memory belongs to another protection domain than the queue.
     ForeignMemory,
-    /// The request names memory by number, where the memory itself is to be given.
+    /// The request names memory by number, where the call takes the memory itself.
     NamesMemory,
     /// The device would write memory that others are reading.
     ReadOnly,
@@ -88,9 +88,9 @@ pub enum PostError {
         /// The most that it takes, in bytes.
         max: u32,
     },
-    /// The device wants the beginning of a raw packet in the request, as its header or inline.
+    /// The device requires the first bytes of a raw packet in the request, as its header or inline.
     HeaderTooShort {
-        /// The least that it wants, in bytes.
+        /// The least that it requires, in bytes.
         min: u32,
     },
     /// The device fills in no checksums of raw packets.
@@ -115,8 +115,8 @@ pub enum PostError {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RingError {
-    /// The kernel refused to look at the queue. The requests stay in it, and the device works on them when
-    /// the next batch is rung: **do not free the memory** that they name before they complete, or before the
+    /// The kernel refused to read the queue. The requests stay in it, and the device works on them when the
+    /// next batch is rung: **do not free the memory** that they name before they complete, or before the
     /// queue pair is destroyed. Moving the queue pair to [`ERR`](crate::QpState::ERR) flushes them.
     StillQueued(Errno),
     /// The thread domain is not the one that the queue was created under. The batch was dropped, and
@@ -227,7 +227,7 @@ impl fmt::Display for PostError {
                 f.write_str("the remote address of an atomic is not a multiple of 8")
             }
             PostError::AtomicTooShort => {
-                f.write_str("an atomic needs 8 bytes of room for what it returns")
+                f.write_str("an atomic needs 8 bytes of room for its result")
             }
             PostError::Unsupported => {
                 f.write_str("the operation does not exist on this type of queue pair")
@@ -307,7 +307,7 @@ mod tests {
         assert!(Error::from(RingError::Forked).is_forked());
     }
 
-    /// As `main` prints an error that it returns.
+    /// The text that `main` prints for an error that it returns.
     #[test]
     fn debug_of_an_error_is_its_sentence() {
         assert_eq!(format!("{:?}", PostError::Full), "the queue is full");

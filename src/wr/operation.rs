@@ -1,4 +1,4 @@
-//! What a send request does, with what each operation needs to know.
+//! The operations of send requests, with their operands.
 
 use super::Remote;
 use super::packet::Packet;
@@ -7,7 +7,7 @@ use crate::number::{Lkey, Qpn, Rkey, open_enum};
 use uverbs_uapi::wr::{ib_placement_type, ib_selectivity_level};
 
 bitflags::bitflags! {
-    /// How far a flush pushes data.
+    /// The placement that a flush guarantees.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Placement: u8 {
         /// Visible to all of the peer's processors and devices.
@@ -18,9 +18,9 @@ bitflags::bitflags! {
 }
 
 open_enum! {
-    /// What a flush covers.
+    /// The range of a flush.
     pub struct FlushLevel(u8) {
-        /// The range that is named.
+        /// The range that the request names.
         RANGE = ib_selectivity_level::IB_FLUSH_RANGE.0, "range";
         /// The whole memory region.
         REGION = ib_selectivity_level::IB_FLUSH_MR.0, "region";
@@ -40,20 +40,20 @@ pub struct WindowBinding {
     pub(crate) access: Access,
 }
 
-/// What a [masked compare and swap](crate::SendWr::masked_compare_swap) compares and stores.
+/// The operands of a [masked compare and swap](crate::SendWr::masked_compare_swap).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct MaskedSwap {
-    /// What the bits of `compare_mask` must be.
+    /// Expected values of the bits in `compare_mask`.
     pub compare: u64,
     /// Bits that are compared. Without any, the swap always happens.
     pub compare_mask: u64,
-    /// What the bits of `swap_mask` become.
+    /// New values of the bits in `swap_mask`.
     pub swap: u64,
     /// Bits that are replaced.
     pub swap_mask: u64,
 }
 
-/// Requests are moved about, so what makes them long is borrowed.
+/// Requests are moved often, so long operands are borrowed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SendOp<'a> {
     Send,

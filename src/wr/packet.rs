@@ -1,6 +1,7 @@
-//! What a request says of a raw packet beside its data.
+//! The header and the offloads of a raw packet.
 
-/// How a raw packet begins, and what the device adds to it; for [`SendWr::packet`](crate::SendWr::packet).
+/// The header of a raw packet, and the checksums that the device fills in; for
+/// [`SendWr::packet`](crate::SendWr::packet).
 ///
 /// ```
 /// # use uverbs::{Lkey, Packet, SendWr, Sge};
@@ -16,7 +17,7 @@
 #[must_use]
 pub struct Packet {
     header: [u8; Packet::MAX_HEADER],
-    /// More than there is room for is noticed when the request is pushed.
+    /// Bytes of the header. A header longer than `MAX_HEADER` is refused when the request is pushed.
     length: u8,
     pub(crate) checksums: bool,
 }
@@ -25,7 +26,7 @@ impl Packet {
     /// The longest header that a request takes: that of Ethernet with a VLAN tag.
     pub const MAX_HEADER: usize = 18;
 
-    /// Nothing before the data, and nothing added.
+    /// A packet without header and offloads.
     pub fn new() -> Self {
         Packet::default()
     }
@@ -33,7 +34,7 @@ impl Packet {
     /// The first bytes of the packet, [`MAX_HEADER`](Self::MAX_HEADER) at most, copied now; the
     /// data of the request follows them.
     ///
-    /// Some devices, ConnectX-4 for one, want the first 18 bytes of every packet in the request
+    /// Some devices, ConnectX-4 for one, require the first 18 bytes of every packet in the request
     /// itself: there, packets whose data is in registered memory need a header of this length.
     #[inline]
     pub fn header(mut self, bytes: &[u8]) -> Self {

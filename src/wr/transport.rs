@@ -1,11 +1,11 @@
-//! What each transport takes as a send request, whatever the device.
+//! The send requests that each transport takes on every device.
 
 use super::{Payload, PostError, Remote, SendOp, SendWr};
 use crate::identity::Identity;
 use crate::number::{Qpn, Rkey};
 use crate::qp::state::QpType;
 
-/// The transport of a queue pair, and what requests are compared with.
+/// The transport of a queue pair, and the values that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpTransport {
     pub(crate) qp_type: QpType,
@@ -17,15 +17,15 @@ pub(crate) struct QpTransport {
 /// Sets of operations, a [bit](SendOp::bit) each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SendOps {
-    /// With the data in memory.
+    /// Operations with their data in memory.
     pub(crate) gather: u32,
-    /// With inline data.
+    /// Operations with inline data.
     pub(crate) inline: u32,
-    /// With a destination in the queue pair's domain, whatever the data.
+    /// Datagrams with a destination in the queue pair's domain, from memory or inline.
     pub(crate) datagram: u32,
-    /// With the number of a shared receive queue, and the data in memory.
+    /// Operations with the number of a shared receive queue, and their data in memory.
     pub(crate) srq_gather: u32,
-    /// With the number of a shared receive queue, and inline data.
+    /// Operations with the number of a shared receive queue, and inline data.
     pub(crate) srq_inline: u32,
 }
 
@@ -84,8 +84,8 @@ impl QpTransport {
         if wr.srq.is_some() != (qp_type == QpType::XRC_INI && !local) {
             return Err(PostError::SrqNumber);
         }
-        // The kernel notes the queue pair that a binding came through, and the window holds the one that
-        // the binding was prepared for.
+        // The kernel stores the queue pair that a binding was posted to, and the window holds the queue
+        // pair that it was prepared for.
         if let SendOp::BindMw(binding) = &wr.op {
             if binding.qpn.is_some_and(|qpn| qpn != self.qpn) {
                 return Err(PostError::ForeignBinding);

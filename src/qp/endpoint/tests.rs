@@ -67,12 +67,12 @@ fn local_identifiers_do_within_a_subnet() {
     let far = Endpoint { lid: 7, ..side(2, 2).endpoint };
     assert_eq!(Handshake::new().path(&local, &near), AddressVector::local(1, 7));
     assert_eq!(Handshake::new().path(&local, &far).global.map(|g| g.dgid), Some(far.gid));
-    // Ethernet, or a port whose subnet wants it so.
+    // Ethernet, or a port whose subnet requires global routes.
     local.global = true;
     assert_eq!(Handshake::new().path(&local, &near).global.map(|g| g.dgid), Some(near.gid));
 }
 
-/// Whatever the options, each step has what its transition needs.
+/// With all options, each step has the attributes that its transition needs.
 #[test]
 fn every_step_is_a_transition() {
     use crate::qp::transition::check;
@@ -251,7 +251,7 @@ fn an_endpoint_promises_what_its_device_answers_and_at_most_16() {
                 u32::from(qp.endpoint(&qp.context().query_gid(1, 0).unwrap()).unwrap().rd_atomic),
                 promised
             );
-            // mlx5 told it when the device was opened.
+            // mlx5 reported it when the device was opened.
             assert_eq!(asked(&bench.script) - before, queries);
             assert_eq!(qp.qp.local.lock().unwrap().unwrap().max_rd_atomic, most);
         }
@@ -269,8 +269,8 @@ fn a_handshake_names_an_mtu_that_it_does_not_know() {
     assert_eq!(qp.state(), QpState::RESET);
 }
 
-/// A peer may send anything: what is accepted says the same again, and a kernel is asked for no value that it
-/// cannot have.
+/// A peer may send any bytes: an accepted endpoint encodes to the same bytes, and the kernel gets no value
+/// out of its range.
 #[test]
 fn any_bytes_of_a_peer_are_an_endpoint_or_none() {
     let local = side(1, 1);
