@@ -1,4 +1,4 @@
-//! What a device may do with registered memory, and what a peer may do through a queue pair.
+//! Access rights of the local device and of peers to registered memory.
 
 use crate::error::{Error, Result};
 use std::fmt;
@@ -61,7 +61,7 @@ impl Access {
         if self.intersects(needs_local) && !self.contains(Access::LOCAL_WRITE) {
             return Err(Error::invalid(
                 verb,
-                format!("access {self} needs LOCAL_WRITE: what a peer writes, the device writes"),
+                format!("access {self} needs LOCAL_WRITE: the local device writes a peer's data"),
             ));
         }
         Ok(())

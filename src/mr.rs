@@ -56,7 +56,7 @@ pub(crate) struct MrInner<M> {
     pub(crate) rkey: Rkey,
     pub(crate) access: Access,
     pub(crate) iova: u64,
-    /// Whether a failed REREG left it without a translation.
+    /// Whether a failed REREG left the region without a translation.
     pub(crate) dead: bool,
     /// The kernel's response when the region was imported; `None` if it was registered here.
     pub(crate) imported: Option<RegionInfo>,
@@ -125,7 +125,7 @@ impl<M> fmt::Debug for MrInner<M> {
 /// # let _ = sges; Ok(()) }
 /// ```
 ///
-/// What a program may ask of a region, and change:
+/// Access to a region, and changes of it:
 ///
 /// ```no_run
 /// # fn f(pd: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
@@ -135,7 +135,7 @@ impl<M> fmt::Debug for MrInner<M> {
 /// let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register(vec![0u64; 512])?;
 /// // SAFETY: no request and no peer accesses the region yet.
 /// unsafe { region.as_mut_slice() }.fill(7);
-/// // What a peer's atomics change, this process reads as atomics.
+/// // This process reads words that a peer's atomics change as atomics.
 /// let counters = region.as_atomics().expect("aligned words");
 /// assert_eq!(counters[0].load(Ordering::Acquire), 7);
 /// // The kernel changes the rights, or the domain, of a region; if that fails, the region may be dead.
@@ -168,7 +168,7 @@ impl<T, M> MemoryRegion<T, M> {
         self.inner.rkey
     }
 
-    /// Where the memory begins in requests and for peers: its virtual address in this process,
+    /// The memory's first address in requests and for peers: its virtual address in this process,
     /// unless it was [registered at another](MrBuilder::iova).
     pub fn addr(&self) -> u64 {
         self.inner.iova

@@ -108,7 +108,7 @@ enum Reported {
 /// Binding is a request like a send. [`bind`](Self::bind) prepares it, and the binding is posted
 /// with [`SendWr::bind_mw`](crate::SendWr::bind_mw); requests are carried out in order, so a send
 /// that tells the peer the new key may follow in the same batch. When the request has completed,
-/// report its status to [`settle`](Self::settle). To take the rights back post
+/// report its status to [`settle`](Self::settle). To revoke the rights, post
 /// [`SendWr::local_inv`](crate::SendWr::local_inv) with its key, or let the peer do it with
 /// [`SendWr::send_inv`](crate::SendWr::send_inv), then call [`invalidated`](Self::invalidated); a
 /// window of type 1 is [unbound](Self::unbind) instead.
@@ -138,12 +138,12 @@ enum Reported {
 ///
 /// # What a window holds
 ///
-/// A window holds every region that [`bind`](Self::bind) prepared a binding to, and for type 2 every queue pair
-/// of a binding, until the kernel confirmed that the window is deallocated. The program may drop them in any order;
+/// A window holds every region that [`bind`](Self::bind) prepared a binding to, and for type 2 every queue pair of
+/// a binding, until the kernel confirmed that the window is deallocated. The program may drop them in any order;
 /// they are destroyed after the window. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
 /// fails with `EBUSY`. A queue pair that is dropped before the window moves to state
 /// [`RESET`](crate::QpState::RESET) at once, and receives and sends nothing. `settle`, `invalidated` and an
-/// unbinding release nothing, because a device cannot be asked which memory a key still opens. To free a
+/// unbinding release nothing, because the library cannot ask a device which memory a key still opens. To free a
 /// region and keep the window, [reallocate](Self::reallocate) the window.
 ///
 /// A window holds at most 16 regions and 16 queue pairs. The `bind` that would add a seventeenth reallocates
@@ -157,7 +157,7 @@ enum Reported {
 /// rxe grants a window's rights to the whole region (at least up to Linux 7.2): it compares a
 /// peer's addresses with the bounds of the region instead of the window's.
 ///
-/// Taking the rights back, and the window's end:
+/// Revoking the rights, and deallocating the window:
 ///
 /// ```no_run
 /// # use uverbs::*;
@@ -414,7 +414,7 @@ impl MemoryWindow {
                                 unchanged: destroy a window that is not needed, and try again";
         const KEPT: &str = "the kernel does not deallocate the old window, which is unchanged";
         let failed = |error: Error, detail: &'static str| match error.errno() {
-            // Its own text, that the device is gone, says more.
+            // The error's own text says that the device is gone, which helps more.
             Errno::IO => error.in_verb(verb),
             _ => error.in_verb(verb).detail(detail),
         };
@@ -422,8 +422,8 @@ impl MemoryWindow {
         let (fresh, rkey) = fresh.map_err(|error| failed(error, NO_FRESH))?;
         self.object.destroy().map_err(|error| failed(error, KEPT))?;
         (self.rkey, self.reported) = (rkey, Reported::Unbound);
-        // Drops all that the old window held, after the kernel confirmed that it is gone. The program's
-        // destructors run here and may panic, so that the window has its fresh key before.
+        // Drops everything that the old window held, after the kernel confirmed that it is gone. The
+        // program's destructors run here and may panic, so that the window has its fresh key before.
         self.object = fresh;
         Ok(())
     }

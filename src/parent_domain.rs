@@ -88,7 +88,7 @@ impl<P: Sharing> ProtectionDomain<P> {
 
 impl<S: Sharing> ParentDomain<S> {
     /// Whether queues that are created in the domain take their memory from an allocator: `false`
-    /// without one, and on rxe, where queue memory is the kernel's and no allocator is ever asked.
+    /// without one, and on rxe, where the kernel allocates queue memory and no allocator is called.
     pub fn asks_allocator(&self) -> bool {
         let inner = &self.0.inner;
         inner.allocator.is_some() && inner.file().provider.traits().asks_allocators
@@ -142,15 +142,15 @@ impl<S: Sharing> ParentDomainBuilder<S> {
     /// Lets `allocator` provide the memory of queues that are created in the domain, and of their
     /// doorbell records. Several domains share one allocator by giving each a clone of its `Arc`.
     ///
-    /// On rxe it is accepted and never asked: [`ParentDomain::asks_allocator`] tells.
+    /// On rxe it is accepted and never called: [`ParentDomain::asks_allocator`] tells.
     #[must_use]
     pub fn allocator(mut self, allocator: impl QueueAllocator) -> Self {
         self.allocator = Some(Arc::new(allocator));
         self
     }
 
-    /// What the allocator is told with each buffer of this domain, to tell domains apart that share it:
-    /// an index into a table of the program's, for one. 0 by default.
+    /// A number that the allocator gets with each buffer of this domain, to tell domains that share it
+    /// apart: an index into a table of the program, for example. 0 by default.
     ///
     /// In C it is a pointer that belongs to the allocator; here the allocator is a value of its own.
     #[must_use]

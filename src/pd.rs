@@ -1,5 +1,5 @@
-//! Protection domains: what memory and queues must share to work together. Parent domains are
-//! protection domains too; see [`ParentDomain`](crate::ParentDomain).
+//! Protection domains: a queue pair reaches only memory of its own. Parent domains are protection
+//! domains too; see [`ParentDomain`](crate::ParentDomain).
 
 use crate::ah::NamedHandles;
 use crate::context::Context;
@@ -25,7 +25,7 @@ mod sealed {
     impl Sealed for super::Exclusive {}
 }
 
-/// How queues get at the doorbell register: [`Shared`] or [`Exclusive`].
+/// How queues ring their doorbell register: [`Shared`] or [`Exclusive`].
 pub trait Sharing: sealed::Sealed + Send + Sync + 'static {}
 
 /// Queues of a plain protection domain: they may share a doorbell register with other queues, and the library
@@ -44,10 +44,10 @@ impl Sharing for Exclusive {}
 /// The kernel's protection domain.
 #[derive(Debug)]
 pub(crate) struct KernelPd {
-    /// First, for they are gone before the domain is.
+    /// Declared first, so that they are destroyed before the domain.
     pub(crate) retired: NamedHandles,
     pub(crate) object: Object,
-    /// Of an imported domain, its number on the device where the driver tells.
+    /// The number of an imported domain on the device, where the driver tells it.
     pub(crate) number: Option<u32>,
 }
 
@@ -65,8 +65,8 @@ impl AllocatorDomain for KernelPd {
     }
 }
 
-/// What dependants of a protection domain hold on to: the kernel's object and what a parent
-/// domain adds to it.
+/// The part of a protection domain that its dependants keep alive: the kernel's object, and the
+/// additions of a parent domain.
 #[derive(Debug)]
 pub(crate) struct PdInner {
     pub(crate) kernel: Arc<KernelPd>,
@@ -83,7 +83,7 @@ impl PdInner {
         self.kernel.object.handle()
     }
 
-    /// Which domain this is to the kernel.
+    /// The identity of the kernel's domain.
     #[inline]
     pub(crate) fn identity(&self) -> Identity {
         Identity::of(&self.kernel)
@@ -140,8 +140,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to build a queue pair whose sends complete to `send` and whose receives complete to `recv`,
     /// which may be one queue.
     ///
-    /// Both queues are kept alive by the queue pair. A queue that its poller owns is named by a
-    /// [handle](crate::CqControl).
+    /// Both queues are kept alive by the queue pair. If another thread owns and polls a queue, pass
+    /// its [handle](crate::CqControl).
     ///
     /// ```no_run
     /// # fn f(pd: &uverbs::ProtectionDomain, cq: &uverbs::CompletionQueue) -> uverbs::Result<()> {

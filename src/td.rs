@@ -1,5 +1,5 @@
-//! Thread domains: only one thread at a time uses the queues of a thread domain, because ringing them takes
-//! a token that cannot be in two places.
+//! Thread domains: only one thread at a time rings the queues of a thread domain, because ringing takes its
+//! token, which is not `Clone`.
 
 use crate::context::Context;
 use crate::error::{ErrorWith, Result};
@@ -31,7 +31,7 @@ pub(crate) struct TdInner {
 ///     cq: CompletionQueue,
 /// }
 ///
-/// /// Ends with the error of the first object that another one still uses.
+/// /// Destroys all objects; fails at the first one that is still in use.
 /// fn finish(Worker { td, qp, cq }: Worker) -> uverbs::Result<()> {
 ///     qp.destroy()?;
 ///     cq.destroy()?;
@@ -40,7 +40,7 @@ pub(crate) struct TdInner {
 /// ```
 ///
 /// `examples/per_thread.rs` is a whole program of several such workers, and `docs/FEATURES.md` of the
-/// repository says what a thread domain costs and saves.
+/// repository has the cost and the savings of a thread domain.
 ///
 /// On mlx5 the register is a BlueFlame register, into which small WQEs are copied whole. The context gives
 /// it to the next domain when this one is gone. Where the machine cannot combine writes there are no

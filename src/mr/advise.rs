@@ -40,8 +40,8 @@ open_enum! {
 
 /// A range of a region that is paged on demand.
 ///
-/// It borrows the region: rxe of Linux 7 looks up any key that it is given here, and takes a pinned
-/// region for a paged one.
+/// It borrows the region: rxe of Linux 7 looks up any key in the request, and treats a pinned
+/// region as a paged one.
 #[derive(Clone, Copy, Debug)]
 pub struct OnDemandRange<'r> {
     sge: ib_uverbs_sge,
@@ -67,9 +67,9 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the region is not paged [on demand](crate::MrBuilder::on_demand), for a
-    /// range that does not lie in it, or of more than 2^32 - 1 bytes; `EPERM` for a region that was
-    /// [imported](crate::ProtectionDomain::import_mr), of which only its exporter says that it is paged.
+    /// `EINVAL` if the region is not paged [on demand](crate::MrBuilder::on_demand), for a range that does not lie in
+    /// it, or of more than 2^32 - 1 bytes; `EPERM` for a region that was
+    /// [imported](crate::ProtectionDomain::import_mr), because only its exporter claims that it is paged.
     pub fn on_demand(&self, range: impl RangeBounds<usize>) -> Result<OnDemandRange<'_>> {
         if self.inner.is_imported() {
             return Err(Error::new(VERB, Errno::PERM).detail(
@@ -124,7 +124,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             Errno::OPNOTSUPP => {
                 error.detail(format!("{} takes no advice to {advice}", file.device.name()))
             }
-            // Without waiting the kernel looks at nothing but the keys.
+            // Without `wait` the kernel checks only the keys.
             Errno::FAULT => error.detail(format!(
                 "not all pages of the {} ranges to {advice} are mapped, or not for writing",
                 ranges.len()

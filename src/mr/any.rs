@@ -13,7 +13,7 @@ use std::ops::RangeBounds;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-/// A registration, whatever memory is behind it.
+/// A registration of memory of any kind.
 trait Registration: fmt::Debug + Send + Sync {
     fn file(&self) -> &Arc<File>;
 
@@ -40,10 +40,10 @@ impl<M: Send> Registration for MrInner<M> {
 ///
 /// Regions of different memory have different types; this one can stand in a map with others. It is
 /// made of any [`MemoryRegion`] by [`erase`](MemoryRegion::erase) or `into()`, and gives no access to
-/// the memory, which stays what it was registered with until the region is dropped.
+/// the memory. The region keeps the memory's owner until it is dropped.
 ///
-/// Dropping it deregisters the memory and then frees what the region owned, as dropping the region
-/// that it was made of does. All methods may be called from any thread.
+/// Dropping it deregisters the memory and then frees the region's owned memory, as dropping the
+/// region that it was made of does. All methods may be called from any thread.
 ///
 /// ```no_run
 /// use std::collections::HashMap;
@@ -113,8 +113,7 @@ impl AnyMemoryRegion {
         self.rkey
     }
 
-    /// Where the memory begins in requests and for peers, as
-    /// [`MemoryRegion::addr`] says.
+    /// The memory's first address in requests and for peers, as [`MemoryRegion::addr`] says.
     pub fn addr(&self) -> u64 {
         self.addr
     }
@@ -175,8 +174,8 @@ impl AnyMemoryRegion {
         if self.dead { Err(MemoryError::Dead) } else { range::resolve(range, self.length) }
     }
 
-    /// Deregisters the memory and frees what the region owned; dropping the region does the same and
-    /// ignores errors.
+    /// Deregisters the memory and frees the region's owned memory; dropping the region does the same
+    /// and ignores errors.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ impl<'a> Mapping<'a> {
 
     /// Whether it shares the pages of a file that is written back to a disk or a server.
     fn is_written_back(&self) -> bool {
-        // Shared memory without a file of the program's has names all the same.
+        // Shared memory without a file of the program has a name, too.
         const IN_MEMORY: [&str; 6] =
             ["/dev/shm/", "/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage", "/dev/hugepages/"];
         let is_file = self.path.starts_with('/');

@@ -55,7 +55,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 ///
 /// | memory | method |
 /// |---|---|
-/// | that the program has and keeps accessing itself, as in C | [`register_unowned`](Self::register_unowned) |
+/// | owned and accessed by the program itself, as in C | [`register_unowned`](Self::register_unowned) |
 /// | to be allocated for the purpose | [`allocate`](Self::allocate) |
 /// | a vector, boxed slice or mapping that the region shall own | [`register`](Self::register) |
 /// | a borrowed slice | [`register_borrowed`](Self::register_borrowed), or a [scope](crate::owned::Scope) |
@@ -88,7 +88,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// let local = pd.mr_builder();
 /// // SAFETY: `memory` stays mapped until the region is deregistered.
 /// let as_in_c = unsafe { local.clone().register_unowned(memory, 4096)? };
-/// // A peer counts from 0, whatever the address here.
+/// // A peer counts from 0, independent of the address here.
 /// let zeroed = local.clone().iova(0).allocate::<u64>(512)?;
 /// // Pages that the device is about to need: `pd.advise` lets it fault them in ahead.
 /// let paged = local.clone().on_demand().register(vec![0u8; 1 << 30])?;
@@ -188,8 +188,8 @@ impl MrBuilder {
     /// Registers memory that the region takes ownership of.
     ///
     /// Before Linux 5.12 huge pages of registered memory are not inherited by children that this process forks
-    /// from then on (`MADV_DONTFORK`): the kernel would leave the device the child's. Which pages are huge ones is
-    /// read from `/proc/self/smaps`; a process that cannot read it is not protected.
+    /// from then on (`MADV_DONTFORK`): the kernel would leave the child's pages to the device. The huge pages
+    /// are found in `/proc/self/smaps`; a process that cannot read it is not protected.
     ///
     /// # Errors
     ///
@@ -238,9 +238,9 @@ impl MrBuilder {
     /// ([`Context::leaked`](crate::Context::leaked)), or the region is
     /// [released](MemoryRegion::release) to another process, the range stays mapped until the process ends.
     ///
-    /// The caller also answers for what the device and peers do to the memory with the [rights](Self::access) of the region:
-    /// where one of them may write, the program holds no reference to the bytes and does not assume that they
-    /// are unchanged.
+    /// The caller also answers for the accesses of the device and peers by the [rights](Self::access) of the
+    /// region: where one of them may write, the program holds no reference to the bytes and does not assume that
+    /// they are unchanged.
     ///
     /// # Errors
     ///
@@ -337,7 +337,7 @@ impl MrBuilder {
         let backing = unsafe { Backing::everything() };
         self.on_demand().enter(backing).map_err(Error::from).map_err(|error| {
             match error.kernel_errno() {
-                // A device that pages on demand, but not all of the address space, says EINVAL.
+                // A device that pages on demand, but not the whole address space, answers EINVAL.
                 Some(Errno::INVAL) => Error::new(VERB, Errno::OPNOTSUPP)
                     .detail("the device does not page a whole address space on demand"),
                 _ => error,
@@ -557,7 +557,7 @@ pub(super) fn check(access: Access, start: u64, last: u64, iova: u64, length: u6
     Ok(())
 }
 
-/// Refuses memory of which a slice cannot be made.
+/// Refuses memory that is not aligned for a slice.
 pub(super) fn check_alignment<M: StableBytes>(
     verb: &'static str,
     backing: &Backing<M>,
@@ -605,7 +605,7 @@ pub(super) fn explain(
     let size = ByteCount(length);
     let on_demand = access.contains(Access::ON_DEMAND);
     match error.errno() {
-        // Linux 6.1 says EINVAL.
+        // Linux 6.1 answers EINVAL.
         Errno::INVAL | Errno::OPNOTSUPP if on_demand && !pages_on_demand => {
             Error::new(verb, Errno::OPNOTSUPP).detail("the device does not page on demand")
         }

@@ -52,17 +52,17 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` where the driver has no REREG, as rxe of Linux 6.1; `EACCES` for write access to
-    /// memory that was registered without; `EBUSY` while a
-    /// [window](crate::MemoryWindow#what-a-window-holds) holds the region; `EINVAL` for no change, for
-    /// contradictory rights, for flags that cannot change (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a
-    /// domain of another context, or for a region of [device memory](crate::DeviceMemory), which no kernel
-    /// changes; `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its
-    /// new owner, and for more rights to memory that is [unowned](crate::MrBuilder::register_unowned)
-    /// or the whole address space, which somebody vouched for in `unsafe` with the rights that it has. After
-    /// these errors the region is unchanged. After other errors, `ENOMEM` among them, the change may have
-    /// been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and it can only be
-    /// [destroyed](Self::destroy), which gives the memory back.
+    /// `EOPNOTSUPP` where the driver has no REREG, as rxe of Linux 6.1; `EACCES` for write access to memory
+    /// that was registered without; `EBUSY` while a [window](crate::MemoryWindow#what-a-window-holds) holds
+    /// the region; `EINVAL` for no change, for contradictory rights, for flags that cannot change
+    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a domain of another context, or for a region of [device
+    /// memory](crate::DeviceMemory), which no kernel changes; `EPERM` for a region that was
+    /// [imported](crate::ProtectionDomain::import_mr), even by its new owner, and for more rights to memory
+    /// that is [unowned](crate::MrBuilder::register_unowned) or the whole address space, for whose present
+    /// rights the caller of an `unsafe` function answered. After these errors the region is unchanged. After
+    /// other errors, `ENOMEM` among them, the change may have been made in part: the region [is
+    /// dead](Self::is_dead), its keys reach nothing, and it can only be [destroyed](Self::destroy), which
+    /// gives the memory back.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: Rereg) -> Result<()> {
         let inner = Arc::get_mut(&mut self.inner).ok_or_else(held)?;
@@ -142,8 +142,8 @@ fn check_fixed_flags(old: Access, new: Access) -> Result<()> {
     ))
 }
 
-/// Refuses more rights to memory that the program accesses by itself: what it promised when it registered the
-/// memory holds for the rights that it asked for then.
+/// Refuses more rights to memory that the program accesses by itself: its promise at the registration covers
+/// only the rights that it asked for then.
 fn check_promised<M>(inner: &MrInner<M>, new: Access) -> Result<()> {
     let more = new.difference(inner.access | Access::RELAXED_ORDERING);
     if more.is_empty() || !inner.object.memory().is_some_and(Backing::rights_are_promised) {
@@ -192,7 +192,7 @@ pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
 ///
 /// let region = match region.exchange(vec![0u64; 512]) {
 ///     Ok((region, _old)) => region,
-///     // The kernel refused: the region is what it was.
+///     // The kernel refused: the region is unchanged.
 ///     Err(ExchangeError { region: Some(region), error, .. }) => {
 ///         println!("the region keeps its memory: {error}");
 ///         region

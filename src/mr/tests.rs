@@ -365,7 +365,7 @@ fn methods_that_a_kernel_lacks_are_unsupported() {
     assert!(error.is_unsupported() && error.message().contains("prefetch"), "{error:?}");
 }
 
-/// rxe would write any other memory at a wrong place.
+/// rxe would write at a wrong place in any other memory.
 #[test]
 fn rxe_pages_on_demand_only_memory_at_a_page_and_at_its_own_address() {
     let bench = Bench::new();
@@ -494,7 +494,7 @@ fn unowned_memory_is_checked_before_the_kernel_is_asked() {
     assert_eq!((region.addr(), script.object(region.handle()).iova), (iova, iova));
 }
 
-/// `register_unowned` is `unsafe` for the rights that it is asked for, and `rereg` is not `unsafe`.
+/// The `unsafe` of `register_unowned` covers the rights asked for there; the safe `rereg` must not add any.
 #[test]
 #[allow(unsafe_code, reason = "the memory is kept by hand")]
 fn unowned_memory_gets_no_more_rights_than_were_promised_for() {
