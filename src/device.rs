@@ -73,7 +73,7 @@ const OPEN: &str = "open_device";
 /// # Ok::<(), uverbs::Error>(())
 /// ```
 ///
-/// What the kernel says of each, and why there may be none:
+/// Reasons why the list is empty:
 ///
 /// ```no_run
 /// use uverbs::device::absence;
@@ -85,7 +85,7 @@ const OPEN: &str = "open_device";
 /// println!("{absence}");
 /// ```
 ///
-/// Where tools find it, and the links of soft-RoCE, which root may add:
+/// A soft-RoCE device, which root may add to a network interface, found by its name:
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -297,9 +297,9 @@ impl Device {
         Some(&self.node.as_ref()?.name)
     }
 
-    /// The path of the uverbs node, `/dev/infiniband/uverbs0` for example: that which [`by_path`](Self::by_path) was
-    /// given, or where udev makes it. A container needs it; whether there is something at the path was not looked at.
-    /// `None` for a device that user space cannot open.
+    /// The path of the uverbs node, `/dev/infiniband/uverbs0` for example: the one given to
+    /// [`by_path`](Self::by_path), or the one where udev makes it. A container needs it. The path was not checked and
+    /// may lead to nothing. `None` for a device that user space cannot open.
     #[doc(alias = "dev_path")]
     pub fn node_path(&self) -> Option<PathBuf> {
         let named = || Some(PathBuf::from("/dev/infiniband").join(self.uverbs_name()?));
@@ -403,7 +403,8 @@ impl Device {
         &self.platform
     }
 
-    /// Refuses, on behalf of `verb`, what cannot be known of a device by its node alone.
+    /// Refuses, on behalf of `verb`, a question `what` that cannot be answered for a device of
+    /// which only the node is known.
     pub(crate) fn check_described(&self, verb: &'static str, what: &str) -> Result<()> {
         if self.described {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What a device can do. Pairs with `ib_uverbs_ex_query_device` in `core/uverbs_cmd.c`.
+//! Limits and capabilities of a device. Pairs with `ib_uverbs_ex_query_device` in `core/uverbs_cmd.c`.
 //!
 //! A kernel older than a field leaves it out of the response; a field that is missing reads as "none".
 
@@ -11,7 +11,7 @@ use uverbs_uapi::device::ib_uverbs_odp_transport_cap_bits as odp;
 use uverbs_uapi::device::ib_uverbs_raw_packet_caps as raw_packet;
 
 open_enum! {
-    /// Against whom a device's atomics are atomic.
+    /// The scope within which a device's atomics are atomic.
     #[doc(alias = "ibv_atomic_cap")]
     pub struct AtomicCap(u32) {
         /// There are none.
@@ -24,7 +24,7 @@ open_enum! {
 }
 
 bitflags::bitflags! {
-    /// What a device can do. Bits without a name here are kept.
+    /// Capabilities of a device. Bits without a name here are kept.
     #[doc(alias = "ibv_device_cap_flags")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -180,7 +180,7 @@ pub struct ModerationCaps {
 }
 
 bitflags::bitflags! {
-    /// What a device does with raw packets.
+    /// Raw packet capabilities of a device.
     #[doc(alias = "ibv_raw_packet_caps")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -199,8 +199,8 @@ bitflags::bitflags! {
 
 /// Limits and capabilities of a device, returned by [`query_device`](crate::Context::query_device).
 ///
-/// A limit is what the device could do alone: what is left when others use it may be less. A test of a
-/// program begins with `DeviceAttr::default()`, which can do nothing, and sets the fields that it needs.
+/// A limit is that of the device as a whole; less may be left while other processes use it. A program's test starts
+/// from `DeviceAttr::default()`, a device without capabilities, and sets the fields that it needs.
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
@@ -227,9 +227,9 @@ pub struct DeviceAttr {
     /// Version of the firmware, as its vendor counts: three numbers of 16, 16 and 32 bits on
     /// NVIDIA's devices. [`Device::firmware`](crate::Device::firmware) has it as text.
     pub fw_ver: u64,
-    /// What the device can do.
+    /// Capabilities of the device.
     pub caps: DeviceCaps,
-    /// Against whom compare-and-swap and fetch-and-add are atomic.
+    /// The scope within which compare-and-swap and fetch-and-add are atomic.
     pub atomic_cap: AtomicCap,
     /// Bytes of a memory region.
     pub max_mr_size: u64,
@@ -299,7 +299,7 @@ pub struct DeviceAttr {
     pub rss_caps: Option<RssCaps>,
     /// Work queues that can receive by themselves; 0 without.
     pub max_wq_type_rq: u32,
-    /// What the device does with raw packets.
+    /// Raw packet capabilities of the device.
     pub raw_packet_caps: RawPacketCaps,
     /// Tag matching; `None` without.
     pub tag_matching_caps: Option<TagMatchingCaps>,

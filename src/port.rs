@@ -220,7 +220,7 @@ pub struct PortAttr {
     pub max_vl_num: u8,
     /// How long the subnet takes to deliver, 4.096 µs · 2ⁿ.
     pub subnet_timeout: u8,
-    /// How far the subnet manager initialised the port.
+    /// The initialisation that the subnet manager did (`InitTypeReply`).
     pub init_type_reply: u8,
     /// Lanes.
     pub active_width: LinkWidth,
@@ -267,9 +267,9 @@ impl PortAttr {
 }
 
 impl PortAttr {
-    /// The rate of the link in megabits a second, encoding not subtracted: lanes times the rate of
-    /// one. `None` for a width or speed that this library does not know. Of several ports that are aggregated
-    /// [`query_port_speed`](crate::Context::query_port_speed) tells the rate together.
+    /// The rate of the link in megabits a second, encoding not subtracted: lanes times the rate of one.
+    /// `None` for a width or speed that this library does not know.
+    /// [`query_port_speed`](crate::Context::query_port_speed) tells the total rate of aggregated ports.
     pub fn link_rate_mbps(&self) -> Option<u32> {
         Some(self.active_width.lanes()? * self.active_speed.lane_mbps()?)
     }
@@ -293,7 +293,7 @@ pub struct PortSpeed {
     /// Megabits a second.
     pub mbps: u64,
     /// Whether the rate is [that of the link](PortAttr::link_rate_mbps), because the kernel or the driver does not tell
-    /// another one: it is not the rate of ports that are aggregated (LAG), nor what a virtual function may use.
+    /// another one: it is neither the rate of aggregated ports (LAG) nor a virtual function's share.
     pub of_link: bool,
 }
 

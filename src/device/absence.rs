@@ -40,11 +40,11 @@ pub struct IdleFunction {
     pub module: &'static str,
 }
 
-/// Why no RDMA device is listed, returned by [`absence()`]. Displays as sentences, each with what to do.
+/// Why no RDMA device is listed, returned by [`absence()`]. Displays as sentences, each with a remedy.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Absence {
-    /// The loaded modules (or built-in parts) that have to do with RDMA; `None` where sysfs does not tell.
+    /// The loaded modules (or built-in parts) of the RDMA stack; `None` without sysfs.
     pub modules: Option<Vec<String>>,
     /// PCI functions that lack a module.
     pub idle: Vec<IdleFunction>,
@@ -103,7 +103,7 @@ fn idle_function(dir: &Path, loaded: &[String]) -> Option<IdleFunction> {
     let driver = driver.and_then(|link| Some(link.file_name()?.to_str()?.to_owned()));
     let module = match &driver {
         Some(driver) => RDMA_PARTS.iter().find(|(core, _)| core == driver)?.1,
-        // Another driver's ids are not known here, and a function without one may be meant for a guest.
+        // The PCI ids of other drivers are not known here, and a function without a driver may be meant for a guest.
         None => (driver_of_pci(pci) == Some(DriverId::MLX5)).then_some("mlx5_core")?,
     };
     let missing = driver.is_none() || !loaded.iter().any(|name| name == module);
@@ -128,7 +128,7 @@ impl Absence {
         self.modules.iter().flatten().any(|name| name == module)
     }
 
-    /// The reasons, each a sentence that says what to do about it; there is at least one.
+    /// The reasons, each a sentence with its remedy; there is at least one.
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         for IdleFunction { address, pci, driver, module } in &self.idle {
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].contains("0000:3b:00.0 (15b3:101d)"), "{reasons:?}");
         assert!(reasons[0].contains("`modprobe mlx5_ib`"), "{reasons:?}");
-        // With it there is nothing to say about the function.
+        // With this module loaded there is nothing to report about the function.
         sys.file("module/mlx5_ib/refcnt", "0\n");
         let absence = found(&sys, &dev);
         assert_eq!(absence.idle, []);

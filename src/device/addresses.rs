@@ -48,7 +48,7 @@ struct Interface {
     index: u32,
     name: String,
     hardware: Vec<u8>,
-    /// The interface in this namespace that it stands on, as a VLAN or macvlan does; 0 without one.
+    /// The interface in this namespace that it is stacked on, as a VLAN or macvlan is; 0 without one.
     lower: u32,
     /// The bond or bridge that it is part of; 0 without one.
     master: u32,
@@ -61,11 +61,11 @@ pub(crate) struct Route {
     pub(crate) interface: u32,
     /// The address that packets come from.
     pub(crate) source: IpAddr,
-    /// The peer is this machine itself, which has the address on whatever interface.
+    /// The peer is this machine itself, on any of its interfaces.
     pub(crate) local: bool,
 }
 
-/// What this network namespace has.
+/// The network interfaces of this network namespace, and their addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     /// `None` without netlink. Sockets are asked then, which know addresses and no interfaces.
@@ -76,7 +76,7 @@ pub(crate) struct Addresses {
 type Known = (Vec<Interface>, Vec<(u32, IpAddr)>);
 
 impl Addresses {
-    /// The calling thread's.
+    /// The addresses in the calling thread's network namespace.
     pub(crate) fn here() -> Addresses {
         let read = || -> rustix::io::Result<_> {
             let mut socket = NetlinkSocket::open_route()?;
@@ -87,7 +87,7 @@ impl Addresses {
         Addresses { known: read().ok() }
     }
 
-    /// Those of the system that a device belongs to.
+    /// The addresses of the system that a device belongs to.
     pub(crate) fn of(platform: &Platform) -> Addresses {
         let Some(system) = platform.hosted() else { return Addresses::here() };
         let (mut links, mut addresses) = Known::default();
@@ -118,8 +118,8 @@ impl Addresses {
     }
 
     /// Whether interface `index` is a port's own: `netdev`, the interface of this name behind the port, or the bond
-    /// or bridge that it is part of. All others stand on it, as VLANs and macvlans do. Where `netdev` is not
-    /// known, an interface that stands on none here is taken for the port's own.
+    /// or bridge that it is part of. All others are stacked on it, as VLANs and macvlans are. Where `netdev` is not
+    /// known, an interface that is not stacked on another of this namespace counts as the port's own.
     pub(crate) fn is_own(&self, index: u32, netdev: Option<&str>) -> bool {
         let Some((links, _)) = &self.known else { return true };
         let at = |index: u32| links.iter().find(|link| link.index == index);
@@ -262,7 +262,7 @@ fn socket_address(interface: u32, address: IpAddr, port: u16) -> SocketAddr {
 
 /// Whether a socket takes the address for its own.
 fn binds(interface: u32, address: IpAddr) -> bool {
-    /// The discard service's; no packet is sent.
+    /// The port of the discard service; no packet is sent.
     const PORT: u16 = 9;
     // In a network namespace without any address the kernel binds every one of IPv4, but has no route to it.
     UdpSocket::bind(socket_address(interface, address, 0))
@@ -359,7 +359,7 @@ impl Addresses {
         Addresses { known: Some((links, addresses)) }
     }
 
-    /// The same, with interface `upper` standing on `lower`.
+    /// The same, with interface `upper` stacked on `lower`.
     pub(crate) fn stacked(mut self, upper: u32, lower: u32) -> Addresses {
         self.link(upper).lower = lower;
         self
@@ -451,7 +451,7 @@ mod tests {
         let here = here.stacked(3, 2).stacked(5, 4).enslaved(2, 4);
         let own = |netdev| [2, 3, 4, 5].map(|index| here.is_own(index, netdev));
         assert_eq!(own(Some("eth0")), [true, false, true, false]);
-        // Without the port's interface, those that stand on none.
+        // Without the port's interface, the interfaces that are not stacked on another.
         assert_eq!(own(None), [true, false, true, false]);
         assert_eq!(own(Some("bond0.5")), [false, false, false, true]);
         // A ring, which the kernel does not permit, ends.
@@ -469,7 +469,7 @@ mod tests {
         let number = |kind, value: u32| attribute(kind, &value.to_ne_bytes());
         assert_eq!(read(&[number(IFLA_LINK, 2), number(IFLA_MASTER, 4)]), (2, 4));
         assert_eq!(read(&[number(IFLA_LINK, 2), number(IFLA_LINK_NETNSID, 0)]), (0, 0));
-        // A hardware interface may stand on itself.
+        // A hardware interface may name itself as its lower interface.
         assert_eq!(read(&[number(IFLA_LINK, 7)]), (0, 0));
     }
 

@@ -27,7 +27,7 @@ fn ask_kernel(fd: BorrowedFd<'_>) -> std::result::Result<Option<DriverId>, Errno
 }
 
 impl DevTree<'static> {
-    /// The running system's.
+    /// The nodes of the running system.
     pub(super) fn system() -> Self {
         DevTree { dev: Path::new("/dev"), may_be_uverbs: cdev::may_be_uverbs, ask: ask_kernel }
     }
@@ -102,7 +102,7 @@ impl<'a> DevTree<'a> {
         })
     }
 
-    /// Asks a device whose driver sysfs does not tell, as that of a function that is on no PCI bus.
+    /// Asks a device for its driver where sysfs does not tell it, as for a function on no PCI bus.
     pub(super) fn complete(&self, mut device: Device) -> Device {
         if let (None, Some(node)) = (device.driver, &device.node) {
             let path = self.dev.join("infiniband").join(&node.name);
@@ -115,7 +115,7 @@ impl<'a> DevTree<'a> {
 }
 
 impl Device {
-    /// A device of which the node alone is known.
+    /// A device known only by its node.
     fn undescribed(path: &Path, number: DeviceNumber, driver: Option<DriverId>) -> Device {
         let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let name = name.unwrap_or_else(|| format!("uverbs-{number}"));
@@ -173,7 +173,7 @@ impl Device {
         }
     }
 
-    /// Takes over what an open device says of itself.
+    /// Fills in the attributes that the open device reports.
     pub(crate) fn describe_opened(&mut self, attr: &crate::device_attr::DeviceAttr) {
         self.node_guid = attr.node_guid;
         self.sys_image_guid = attr.sys_image_guid;
@@ -181,7 +181,7 @@ impl Device {
     }
 }
 
-/// The listed device with this number. An error of the list is as good as none: the node decides.
+/// The listed device with this number. An error while listing counts as "not listed": the node decides.
 fn of_number(number: DeviceNumber) -> Option<Device> {
     let mut devices = devices().unwrap_or_default();
     let is_it = |device: &Device| device.described && device.device_number() == Some(number);

@@ -62,7 +62,7 @@ pub(super) struct Nodes<'a> {
 }
 
 impl Nodes<'static> {
-    /// The running system's.
+    /// The directories of the running system.
     pub(super) fn system() -> Self {
         Nodes { dev: Path::new("/dev"), patience: None }
     }
@@ -171,7 +171,7 @@ fn number_of(
     Ok(DeviceNumber { major: major(stat.st_rdev), minor: minor(stat.st_rdev) })
 }
 
-/// A kind of file that no device is behind, in words.
+/// The name of a kind of file that is no device.
 fn describe(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a regular file, not a device",
@@ -200,16 +200,16 @@ fn attempt(path: &PathBuf, number: DeviceNumber) -> std::result::Result<OwnedFd,
         Errno::NOENT | Errno::NOTDIR => Miss::Absent,
         errno => Miss::Refused(errno),
     };
-    // Opening some other device can have effects (a tape rewinds), so look first.
+    // Opening another kind of device can have effects (a tape rewinds), so the path is checked first.
     is_device(&stat(path).map_err(absent)?, number).map_err(Miss::Other)?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
     let fd = retry_on_intr(|| open(path, flags, Mode::empty())).map_err(absent)?;
-    // The path may lead elsewhere by now; what was opened is what counts.
+    // The path may lead elsewhere by now, so the open file is checked, too.
     is_device(&fstat(&fd).map_err(Miss::Refused)?, number).map_err(Miss::Other)?;
     Ok(fd)
 }
 
-/// Whether a file is the character device with this number; otherwise what it is instead.
+/// Checks that a file is the character device with this number; the error describes the file.
 fn is_device(stat: &rustix::fs::Stat, number: DeviceNumber) -> std::result::Result<(), String> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
         return Err("is no character device".into());

@@ -1,5 +1,5 @@
-//! Which kernel driver a device has, and which of this library's providers drives it. Pairs with
-//! `enum rdma_driver_id` and the PCI table of `mlx5_core`.
+//! The kernel driver of a device, and the provider of this library that drives it. Pairs with `enum
+//! rdma_driver_id` and the PCI table of `mlx5_core`.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -216,7 +216,7 @@ pub(super) fn provider_of(driver: DriverId, abi: u32) -> Result<ProviderKind, Mi
     }
 }
 
-/// The provider for a driver, whichever version of the ABI the driver has.
+/// The provider for a driver, for any version of the driver's ABI.
 pub(super) fn any_provider_of(driver: DriverId) -> Option<ProviderKind> {
     PROVIDERS.iter().find(|provider| provider.driver == driver).map(|provider| provider.kind)
 }

@@ -70,8 +70,8 @@ impl NetlinkTransport for NetlinkSocket {
         loop {
             datagram.resize(LONGEST, 0);
             // The kernel answers within the send call, module loading included, and goes on with a
-            // list when a part of it is read. What is not there was dropped in silence, as by a
-            // handler that was interrupted.
+            // list when a part of it is read. If the answer is not there, the kernel dropped it
+            // without an error, for example because its handler was interrupted.
             let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
             let (_, received, sender) =
                 retry_on_intr(|| recvfrom(&self.0, &mut datagram[..], flags))?;
@@ -184,8 +184,7 @@ impl<W: NetlinkTransport> Client<W> {
         answer.ok_or_else(|| self.malformed(Malformed("an answer without content")))
     }
 
-    /// Sends requests that have exactly one answer each, many in one datagram, and reads what was
-    /// answered to each.
+    /// Sends requests that have exactly one answer each, many in one datagram, and reads each request's answer.
     pub(super) fn ask_each<T>(
         &mut self,
         requests: &[Request],
@@ -280,8 +279,8 @@ impl<W: NetlinkTransport> Client<W> {
         flags: u16,
         read: &mut dyn FnMut(Attributes<'_>) -> std::result::Result<(), Malformed>,
     ) -> Result<bool> {
-        // A fresh number, so that what a given-up exchange left in the socket is not taken for
-        // an answer.
+        // A fresh sequence number, so that messages left in the socket by an abandoned exchange are
+        // not taken for an answer.
         self.sequence = self.sequence.wrapping_add(1);
         let verb = self.verb;
         let kernel = |errno| Error::from_kernel(verb, errno);

@@ -179,7 +179,7 @@ fn uverbs(attributes: Attributes<'_>) -> Parsed<Uverbs> {
             RDMA_NLDEV_ATTR_CHARDEV => number = Some(DeviceNumber::from_kernel(value.number()?)),
             // The kernel widens a 32-bit version.
             RDMA_NLDEV_ATTR_CHARDEV_ABI => abi = Some(value.number()? as u32),
-            // Zero is what a driver has that was given no id.
+            // Zero: the driver has no id.
             RDMA_NLDEV_ATTR_UVERBS_DRIVER_ID => {
                 driver = Some(DriverId::new(value.narrow()?)).filter(|driver| driver.get() != 0);
             }

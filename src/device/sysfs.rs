@@ -80,7 +80,7 @@ impl From<Bus> for LazyBus {
     }
 }
 
-/// Of the same device, whether it was asked for or not.
+/// Compares the device's path, whether or not the bus was read.
 impl PartialEq for LazyBus {
     fn eq(&self, other: &LazyBus) -> bool {
         match (self, other) {
@@ -111,7 +111,7 @@ pub(super) struct SysfsDevice {
 }
 
 impl Sysfs {
-    /// The running system's.
+    /// The sysfs of the running system.
     pub(super) fn system() -> Self {
         Sysfs::at("/sys")
     }
@@ -217,7 +217,7 @@ fn ports(dir: &Path) -> u32 {
     ports.filter_map(|port| port.ok()?.file_name().to_str()?.parse().ok()).max().unwrap_or(0)
 }
 
-/// sysfs has no word for the protocol; the node type and the first port's link layer settle it.
+/// sysfs does not name the protocol; it follows from the node type and the first port's link layer.
 fn protocol(node_type: Option<NodeType>, dir: &Path, bus: &Bus) -> Option<Protocol> {
     match node_type? {
         NodeType::RNIC => Some(Protocol::Iwarp),
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(sysfs.port_netdev("rxe0", 2), None);
     }
 
-    /// The text of each file, and what is made of it: with its own spelling back where there is one.
+    /// The text of each file, and the value that it is parsed into, which prints as the same text.
     #[test]
     fn any_text_is_a_value_or_none() {
         let known = [

@@ -236,7 +236,7 @@ fn this_systems_devices_are_the_same_by_netlink_and_sysfs() {
         // One of them looks the bus up when it is asked.
         assert_eq!(listed.bus.get(), found.bus.get());
         found.bus = listed.bus.clone();
-        // What sysfs cannot know.
+        // Fields that sysfs does not have.
         if !listed.is_supported() {
             found.driver = listed.driver;
         }

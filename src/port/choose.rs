@@ -1,5 +1,5 @@
-//! The choice of a port's GID: where packets come from, by what this network namespace has and by the way
-//! to the peer.
+//! The choice of a port's GID, the source address of packets, by the interfaces of this network namespace
+//! and the route to the peer.
 
 use super::{GidEntry, GidType, LinkLayer};
 use crate::context::Context;
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// What a GID has to satisfy to be chosen by [`Context::choose_gid`].
+/// Conditions that a GID must satisfy to be chosen by [`Context::choose_gid`].
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
@@ -28,20 +28,20 @@ pub struct GidFilter {
 }
 
 impl GidFilter {
-    /// Anything.
+    /// A filter that every GID satisfies.
     pub fn new() -> Self {
         GidFilter::default()
     }
 
     /// A GID of the network interface with this index in this network namespace (`ip link` shows it), and no other.
-    /// A [`peer`](Self::peer) is then reached over this interface, whatever other route the kernel prefers.
+    /// A [`peer`](Self::peer) is then reached over this interface, even if the kernel prefers another route.
     pub fn interface(self, index: u32) -> Self {
         GidFilter { interface: Some(index), ..self }
     }
 
     /// A GID of the interface and the address from which the kernel sends to `peer` (`ip route get` shows both). If
-    /// it prefers an interface that is not the port's, those of the port are tried that have a route to the peer, as
-    /// with several ports in one subnet. A link-local peer needs [`interface`](Self::interface), too.
+    /// it prefers an interface that is not the port's, as with several ports in one subnet, the port's interfaces
+    /// with a route to the peer are tried. A link-local peer needs [`interface`](Self::interface), too.
     pub fn peer(self, peer: IpAddr) -> Self {
         GidFilter { peer: Some(peer.to_canonical()), ..self }
     }
@@ -58,7 +58,7 @@ impl GidFilter {
 pub struct ChosenGid {
     /// The entry of the port's table.
     pub entry: GidEntry,
-    /// Why it was preferred, and what was passed over because its interface is elsewhere.
+    /// Why it was preferred, and the GIDs that were passed over because their interface is in another namespace.
     pub reason: String,
 }
 

@@ -41,11 +41,11 @@ impl Context {
         Ok(PortAttr::new(&resp))
     }
 
-    /// Queries the rate of a port, as the driver tells it: of ports that are aggregated (LAG) together, and of a
-    /// virtual function what it may use.
+    /// Queries the rate of a port, as the driver tells it: the total rate of aggregated ports (LAG), and the
+    /// share of a virtual function.
     ///
-    /// Before Linux 7.0, and of a driver that does not tell, as soft-RoCE's, it is the rate of the link: its width
-    /// times the speed of a lane. [`PortSpeed::of_link`] says so.
+    /// Before Linux 7.0, and with a driver that does not tell, such as soft-RoCE's, it is the rate of the link:
+    /// its width times the speed of a lane. [`PortSpeed::of_link`] says so.
     ///
     /// # Errors
     ///

@@ -133,7 +133,7 @@ fn the_ports_own_interface_comes_before_those_that_stand_on_it() {
         let table = [on(3, entry(0, v2, vlan)), entry(1, v2, link_local), entry(2, v2, own_v6)];
         assert_eq!(choose(netdev, &table, any).entry.index, 2);
     }
-    // A function that got the macvlan has no other.
+    // A virtual machine or container that got only the macvlan has no other GID.
     assert_eq!(choose(Some("eth0"), &[on(4, entry(0, v2, vlan))], any).entry.index, 0);
 }
 
@@ -167,7 +167,7 @@ fn of_two_gids_with_one_address_that_of_the_routes_interface_is_chosen() {
     }
 }
 
-/// Two ports in one subnet, of which the kernel prefers the other one's.
+/// Two ports in one subnet; the kernel prefers the other port's interface.
 #[test]
 fn a_peer_is_reached_from_the_port_that_the_kernel_does_not_prefer() {
     let (eth0, eth1) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
@@ -177,7 +177,7 @@ fn a_peer_is_reached_from_the_port_that_the_kernel_does_not_prefer() {
     let route = |peer: IpAddr, interface: u32, confirmed: bool| {
         let (interface, source) = match interface {
             0 | 2 => (2, eth0),
-            // The kernel takes any peer for a neighbour on an interface that is named.
+            // On a named interface the kernel treats every peer as a neighbour.
             3 if confirmed && peer != near => return Err(Errno::HOSTUNREACH),
             _ => (interface, eth1),
         };

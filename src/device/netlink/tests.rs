@@ -3,7 +3,7 @@
 use super::*;
 use std::collections::VecDeque;
 
-/// A kernel that answers from a script and remembers what it was asked.
+/// A kernel that answers from a script and records the requests.
 #[derive(Default)]
 pub(in crate::device) struct Script {
     pub(in crate::device) sent: Vec<Vec<u8>>,
@@ -108,7 +108,7 @@ fn ask_each(script: &mut Script, count: usize) -> Result<Vec<Result<u64>>> {
     Client::new(script, "list_devices").ask_each(&requests, first_number)
 }
 
-/// Answers come in any order, some of them errors, and what is nobody's is passed over.
+/// Answers come in any order, and some are errors; a message that answers no request is skipped.
 #[test]
 fn questions_go_together() {
     let mut two = message(DATA, 0, 3, &number(30));
