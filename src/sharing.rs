@@ -1,6 +1,6 @@
 //! Objects that several processes use. The kernel knows an object by a handle within an open file,
-//! whichever process has the file: [`context`] hands the file over, an [`envelope`] carries a handle
-//! with what is needed to check it, and the other files import one kind of object each.
+//! in every process that has the file. [`context`] hands the file over, an [`envelope`] carries a
+//! handle and the facts to check it, and the other files import one kind of object each.
 //!
 //! Pairs with `ibv_import_device`, `ibv_import_pd`, `ibv_import_mr`, `ibv_import_dm` and
 //! `mlx5dv_var_import` of rdma-core; the kernel knows of none of them.

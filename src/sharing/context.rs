@@ -91,7 +91,7 @@ impl Context {
     /// [trusted](Self::share) as much as this one.
     ///
     /// The context owns the file from now on, and closes it. rxe's driver does not tell the number of
-    /// [completion vectors](Self::completion_vectors), so that it reads as one there;
+    /// [completion vectors](Self::completion_vectors), which reads as 1 there;
     /// [`import_exported`](Self::import_exported) takes it from the envelope.
     ///
     /// # Errors
@@ -107,16 +107,15 @@ impl Context {
         Context::import_on(on_file(fd), device, None)
     }
 
-    /// Makes a context as [`import`](Self::import) does, with the envelope that the exporter sent along. It
-    /// has the number of completion vectors, which rxe's driver does not tell, and the identity of the
-    /// exporter's context: the new context refuses envelopes of other contexts. The envelope must be of the
-    /// file's device. That it is of the file's context cannot be checked, because the kernel has no name for
-    /// a file.
+    /// Makes a context as [`import`](Self::import) does, with the envelope that the exporter sent along. It has the
+    /// number of completion vectors, which rxe's driver does not tell, and the identity of the exporter's context: the
+    /// new context refuses envelopes of other contexts. The envelope must be of the file's device. The library cannot
+    /// check that it is of the file's context, because the kernel has no name for a file.
     ///
     /// # Errors
     ///
     /// Those of [`import`](Self::import); `EINVAL` for an envelope of something else, `EXDEV` for
-    /// one of another device. Both are found without asking the kernel.
+    /// one of another device. The library detects both without asking the kernel.
     pub fn import_exported(fd: OwnedFd, envelope: &Envelope) -> Result<Context> {
         let device = Device::of_file(VERB, fd.as_fd())?;
         Context::import_on(on_file(fd), device, Some(envelope))
@@ -136,7 +135,7 @@ impl Context {
             let queried = query_facts(kernel, &mut *opening)?;
             let provider = opening.finish(kernel).map_err(|error| error.in_verb(VERB))?;
             let exported = exported.unwrap_or(FileFacts::assumed());
-            // What the kernel says overrides what the exporter said.
+            // The kernel's facts take precedence over the exporter's.
             let facts = queried
                 .map_or(exported, |queried| FileFacts { origin: exported.origin, ..queried });
             Ok((provider, facts))
@@ -148,7 +147,7 @@ impl Context {
     /// Objects of the parent stay the parent's: in the child, calls on them fail with an error for
     /// which [`Error::is_forked`] is true, and dropping them does nothing. The two processes share
     /// one kernel file, so it is closed when both are done with it. The child may
-    /// [import](Self::import_pd) what the parent exports.
+    /// [import](Self::import_pd) objects that the parent exports.
     ///
     /// # Errors
     ///
@@ -194,8 +193,8 @@ impl Context {
 }
 
 impl FileFacts {
-    /// The facts about a file if neither kernel nor exporter tells any. There is at least one completion
-    /// vector, and a kernel that has the methods which sharing needs has optional access flags, too.
+    /// The assumed facts about a file if neither the kernel nor the exporter tells any: there is at least one
+    /// completion vector, and a kernel with the methods that sharing needs has optional access flags, too.
     fn assumed() -> FileFacts {
         FileFacts { origin: 0, completion_vectors: 1, optional_access: true }
     }

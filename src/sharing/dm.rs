@@ -27,7 +27,7 @@ impl DeviceMemory {
         Ok(Envelope::seal(file, ObjectKind::DM, self.handle(), fingerprint))
     }
 
-    /// Leaves it to another process to free the memory. Regions that were registered here stay.
+    /// Gives the memory to another process, which then has to free it. Regions that were registered here stay.
     ///
     /// # Errors
     ///
@@ -46,8 +46,8 @@ impl DeviceMemory {
 impl Context {
     /// Imports device memory of another process that has this context's file.
     ///
-    /// The envelope is compared with the kernel's response about the memory. Other memory of the same length
-    /// that got the location and the handle of the exported one is not noticed.
+    /// The envelope is compared with the kernel's response about the memory. The comparison does not notice
+    /// other memory of the same length that got the location and the handle of the exported one.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The exported form of an object: its handle, and enough about it to notice that the handle means
-//! another object by the time of the import.
+//! The exported form of an object: its handle, and facts by which the import notices that the
+//! handle now names another object.
 //!
 //! Pairs with nothing in the kernel, which knows handles only.
 
@@ -44,7 +44,7 @@ struct EnvelopeBytes {
 
 const _: () = assert!(size_of::<EnvelopeBytes>() == Envelope::SIZE);
 
-/// The exported form of an object: what another process needs to import it.
+/// The exported form of an object, with which another process imports it.
 ///
 /// It has the kind of object, the device, the kernel file that the object belongs to, the handle, and some
 /// facts about the object that the kernel knows, too. It is of use only to a process that has the same
@@ -67,7 +67,7 @@ pub struct Envelope {
 }
 
 /// Tells devices of one machine apart. While a process has a device open, no other device gets the number
-/// of its node, so that number suffices among processes that share a file. The other fields notice an
+/// of its node. So that number suffices among processes that share a file. The other fields notice an
 /// envelope that is older than the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct DeviceIdentity {
@@ -104,8 +104,8 @@ impl DeviceIdentity {
 }
 
 impl Envelope {
-    /// Bytes of an envelope. rdma-core's exported VARs (`mlx5dv_get_export_sizes`) are shorter, and have
-    /// nothing to check them by.
+    /// Bytes of an envelope. rdma-core's exported VARs (`mlx5dv_get_export_sizes`) are shorter, and
+    /// contain nothing to check.
     #[doc(alias = "mlx5dv_get_export_sizes")]
     pub const SIZE: usize = 88;
 

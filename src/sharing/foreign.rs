@@ -42,7 +42,7 @@ use std::sync::Arc;
 /// # Ok(()) }
 /// ```
 ///
-/// A supervisor looks at the objects whose envelopes a worker sent:
+/// A supervisor queries the objects whose envelopes a worker sent:
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, from_worker: &[uverbs::Envelope]) -> uverbs::Result<()> {
@@ -84,8 +84,8 @@ impl Context {
     /// Finds an object that another process exported.
     ///
     /// A memory region is compared with the exported one, and so is a protection domain where the driver
-    /// tells its number, as mlx5's does. Of other objects the kernel tells only that an object of this kind
-    /// has the handle: if the exported object was destroyed, it may be another one.
+    /// tells its number, as mlx5's does. For other objects the kernel tells only that an object of this
+    /// kind has the handle: if the exported object was destroyed, another one may have it.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ impl ForeignObject {
     /// process that made it ended, or drops it before anything else is made on the file. If it is a memory
     /// region, no memory window is left that was bound to it: destroy such a window first.
     ///
-    /// The kernel gives the handle to the next object of the file, and an owner that is left takes that one
-    /// for its own: it changes the rights of peers to memory that is borrowed as a slice, or restarts a queue
+    /// The kernel gives the handle to the next object of the file, and a remaining owner treats that object
+    /// as its own: it changes the rights of peers to memory that is borrowed as a slice, or restarts a queue
     /// pair whose buffers another process has.
     ///
     /// # Errors
@@ -217,7 +217,7 @@ impl fmt::Debug for ForeignObject {
     }
 }
 
-/// Seals an object about which the kernel tells nothing that could be compared.
+/// Seals an object of a kind whose kernel response has no facts to compare.
 fn seal(file: &File, verb: &'static str, kind: ObjectKind, handle: u32) -> Result<Envelope> {
     file.check_fork(verb)?;
     Ok(Envelope::seal(file, kind, handle, [0; 4]))

@@ -39,7 +39,7 @@ impl<T: sealed::Sealed> Importable for T {}
 /// It is used like an object of this process, but dropping it, or [`unimport`](Self::unimport), only
 /// forgets it here. The kernel knows no owners, so the processes must agree which of them destroys the
 /// object, and when. Afterwards an import of it can only be unimported: the kernel soon gives the handle to
-/// the next object of its kind, and a process that goes on using the handle gets `ENOENT` at best and that
+/// the next object of its kind, and a process that goes on using the handle gets `ENOENT` at best, and that
 /// other object at worst.
 ///
 /// To hand over the ownership, the owner calls `release` ([`ProtectionDomain::release`],
@@ -47,14 +47,14 @@ impl<T: sealed::Sealed> Importable for T {}
 /// [`into_owner`](Self::into_owner). That is `unsafe`: an envelope of `release` looks like one of
 /// `export`, and an object must not have two owners.
 ///
-/// A process hands all that it has to another one and forgets it, and the other becomes the owner:
+/// A process hands its objects to another one, which becomes the owner:
 ///
 /// ```no_run
 /// # use uverbs::*;
 /// # fn f(context: Context, pd: ProtectionDomain, region: MemoryRegion, counters: DeviceMemory,
 /// #     qp: &QueuePair, srq: &SharedReceiveQueue, cq: &CompletionQueue, xrcd: &XrcDomain) -> Result<()> {
 /// let envelopes: [Envelope; 3] = [counters.release()?, region.release()?, pd.release()?];
-/// // Objects that stay here, and that the other process may look at.
+/// // Objects that stay here, and that the other process may query.
 /// for envelope in [qp.export()?, srq.export()?, cq.export()?, xrcd.export()?] {
 ///     println!("{} {}", envelope.kind(), envelope.handle());
 /// }
@@ -85,7 +85,7 @@ impl<T: sealed::Sealed> Importable for T {}
 /// let mut first = 0u64;
 /// counters.copy_to(0, &mut first)?;
 /// println!("requests may name {:?}; the first counter is {first}", region.sge(..64)?);
-/// // Forgotten here: the program destroys them.
+/// // Only this process drops them: the program destroys the objects.
 /// region.unimport()?;
 /// counters.unimport()?;
 /// pd.unimport()?;
@@ -136,9 +136,9 @@ impl<T: Importable> Imported<T> {
     /// [destroyed](crate::ForeignObject::destroy) since: mlx5's driver deregisters a region with a bound
     /// window, and the window then opens the next region of the same key to the peer.
     ///
-    /// An import cannot check any of this. When one of two owners has destroyed the object, the kernel
-    /// gives its handle to the next object of the file, and the other owner takes that one for its own:
-    /// it destroys the object, or changes the rights of peers to memory that is borrowed as a slice.
+    /// An import cannot check any of this. When one of two owners has destroyed the object, the kernel gives its handle
+    /// to the next object of the file, and the other owner treats that object as its own: it destroys the object, or
+    /// changes the rights of peers to memory that is borrowed as a slice.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl<T: Importable> Deref for Imported<T> {
     }
 }
 
-/// The error for a handle that names another object than the exporter's.
+/// The error for a handle that names another object than the exported one.
 pub(crate) fn stale(verb: &'static str, detail: String) -> Error {
     Error::new(verb, Errno::STALE)
         .detail(format!("the handle names another object by now: {detail}"))

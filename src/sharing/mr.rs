@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 const VERB: &str = "import_mr";
 
-/// Refuses a region that is not the exported one. The kernel does not tell access flags, so those of the
-/// exporter are taken as they are.
+/// Refuses a region that is not the exported one. The kernel does not tell access flags, so the
+/// exporter's are not checked.
 fn compare(info: RegionInfo, verb: &'static str, handle: u32, exported: Fingerprint) -> Result<()> {
     if fingerprint(info, claimed_access(exported)) == exported {
         return Ok(());
@@ -66,9 +66,9 @@ impl<T, M> MemoryRegion<T, M> {
         Ok(Envelope::seal(self.inner.file(), ObjectKind::MR, self.handle(), fingerprint))
     }
 
-    /// Leaves it to another process to deregister the region. Memory that the region owned is leaked until
-    /// this process ends, because this process does not learn when the region is gone. Memory that it did not
-    /// own stays within the device's reach, as if the region were leaked.
+    /// Gives the region to another process, which then has to deregister it. Memory that the region owned is
+    /// leaked until this process ends, because this process does not learn when the region is gone. Memory
+    /// that it did not own stays within the device's reach, as if the region were leaked.
     ///
     /// [Device memory](crate::DeviceMemory) is not kept by a released region: its owner keeps it, or
     /// releases it as well. The kernel answers `EBUSY` to freeing it until the new owner has deregistered
@@ -123,9 +123,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     }
 
     /// Imports a memory region by its bare handle, as rdma-core's programs exchange them. Its
-    /// [rights](MemoryRegion::access) are not known here and read as none. Its [address](MemoryRegion::addr)
-    /// is the kernel's response, which is wrong for a region of device memory: requests count its bytes
-    /// from 0.
+    /// [rights](MemoryRegion::access) are not known here and read as none. Its [address](MemoryRegion::addr) is the one
+    /// in the kernel's response, which is wrong for a region of device memory: requests count its bytes from 0.
     ///
     /// # Safety
     ///
@@ -156,7 +155,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             lkey: Lkey(info.lkey),
             rkey: Rkey(info.rkey),
             access,
-            // The kernel answers where on the device a region of device memory is.
+            // For a region of device memory the kernel answers its address on the device.
             iova: if access.contains(Access::ZERO_BASED) { 0 } else { info.iova },
             dead: false,
             imported: Some(info),

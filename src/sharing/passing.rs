@@ -14,7 +14,7 @@ pub const MAX_FILES: usize = 16;
 
 const ROOM: usize = rustix::cmsg_space!(ScmRights(MAX_FILES));
 
-/// What [`receive_files`] received.
+/// The result of [`receive_files`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReceivedFiles {

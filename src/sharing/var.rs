@@ -1,5 +1,5 @@
-//! VARs that several processes use. Pairs with `mlx5dv_var_export` and `mlx5dv_var_import` of rdma-core,
-//! of which the kernel knows nothing.
+//! VARs that several processes use. Pairs with `mlx5dv_var_export` and `mlx5dv_var_import` of rdma-core.
+//! The kernel knows of neither.
 
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
@@ -90,8 +90,8 @@ impl Var {
         zerocopy::transmute!(blob)
     }
 
-    /// Leaves it to another process to destroy the VAR: the one that imports the envelope and calls
-    /// [`into_owner`](Imported::into_owner).
+    /// Gives the VAR to another process, which then has to destroy it: the one that imports the
+    /// envelope and calls [`into_owner`](Imported::into_owner).
     ///
     /// # Errors
     ///
@@ -113,10 +113,10 @@ impl Var {
     ///
     /// # Safety
     ///
-    /// The envelope was made by [`export`](Self::export) or [`release`](Self::release), came here from a
-    /// trusted process, and the VAR is not destroyed before this returns. The mmap offset in an envelope that
-    /// was forged or is too old may be that of any page of the file: of the doorbell registers of queues,
-    /// where the safe functions of the mapped page would then post WQEs that no program wrote.
+    /// The envelope was made by [`export`](Self::export) or [`release`](Self::release), came here from a trusted
+    /// process, and the VAR is not destroyed before this returns. The mmap offset in a forged or stale envelope may be
+    /// that of any page of the file. If it is that of doorbell registers of queues, the safe functions of the mapped
+    /// page would ring them, and the device would carry out WQEs that no program wrote.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ impl Var {
     /// # Safety
     ///
     /// The bytes were exported from a context on the same kernel file, and the VAR is not destroyed before
-    /// this returns. There is nothing in them that could be checked: forged bytes name any page that can be
-    /// mapped through the file, the doorbell registers of this process's queues among them.
+    /// this returns. They contain nothing to check: forged bytes name any page that can be mapped through
+    /// the file, the doorbell registers of this process's queues among them.
     ///
     /// # Errors
     ///
@@ -175,8 +175,8 @@ fn import(context: &Context, handle: u32, location: VarLocation) -> Result<Impor
         return Err(impossible(length.into(), page_id.into()));
     }
     file.require(VERB, ObjectKind::MLX5_VAR, handle)?;
-    // Later mappings go by the mmap offset alone. Once the VAR is gone and nothing maps it, the kernel gives
-    // the offset to the doorbell registers of the next queue: this mapping keeps it.
+    // Later mappings use the mmap offset alone. Once the VAR is gone and nothing maps it, the kernel gives
+    // the offset to the doorbell registers of the next queue. This mapping keeps the offset.
     let mapped = location.map(file).map_err(|error| match error.errno() {
         Errno::INVAL => stale(VERB, format!("VAR {handle} is not at {mmap_offset:#x}")),
         _ => error.in_verb(VERB),

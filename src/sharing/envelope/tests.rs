@@ -42,7 +42,7 @@ fn the_bytes_of_version_1_do_not_change() {
         expected.extend(word.to_le_bytes());
     }
     expected.extend([0; 4]);
-    // Computed with another program.
+    // A CRC that another program computed.
     expected.extend(0x5c52_7d2au32.to_le_bytes());
     assert_eq!(envelope.to_bytes()[..], expected[..]);
 }
@@ -148,8 +148,8 @@ fn reserved_bytes_must_be_zero() {
     }
 }
 
-/// Damaged bytes cause no panic and no command to the kernel, and an accepted envelope has the bytes that it was
-/// read from. Half of them have a right CRC, so that the checks behind it are reached.
+/// Damaged bytes cause no panic and no command to the kernel, and an accepted envelope encodes to the bytes that
+/// it was read from. Half of the inputs have a right CRC, so that they reach the checks behind it.
 #[test]
 fn forged_bytes_do_not_reach_the_kernel() {
     let script = Script::new();
