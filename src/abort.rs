@@ -5,7 +5,7 @@ use rustix::io::write;
 use std::io::stderr;
 use std::mem;
 
-/// Says `line` on standard error, and ends the process.
+/// Prints `line` on standard error, and ends the process.
 ///
 /// Nothing here unwinds or waits. Standard error may be closed, a pipe that is broken or full, or locked by a thread
 /// that waits for this one. `eprintln!` would panic or wait, and the process would go on.
@@ -71,8 +71,8 @@ pub(crate) mod tests {
         [Stderr::Read, Stderr::Broken, Stderr::Full, Stderr::Closed, Stderr::Locked];
     const CHILD: &str = "UVERBS_TEST_ABORTS";
 
-    /// Runs the test `name` in processes of its own, which have to abort whatever their standard error is, and say
-    /// `why` if it can be read; `false` in such a process.
+    /// Runs the test `name` in child processes, one for each state of standard error. Each must abort, and print
+    /// `why` where standard error can be read. Returns `false` in a child.
     pub(crate) fn aborts_in_a_child(name: &str, why: &str) -> bool {
         if let Some(stderr) = std::env::var_os(CHILD) {
             break_stderr(&stderr.into_string().unwrap());

@@ -27,7 +27,7 @@ use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 
 const OPEN_FIRST: &str = "open_first";
 
-/// An open device: what everything else is made from.
+/// An open device. All other objects are made from it.
 ///
 /// A cheap handle to shared state; clones name the same kernel file. Everything made from a
 /// context keeps it open, so handles may be dropped in any order. All methods may be called from
@@ -40,7 +40,7 @@ const OPEN_FIRST: &str = "open_first";
 /// # drop(pd); Ok(()) }
 /// ```
 ///
-/// What a program may ask of it beside making objects:
+/// A context on an open file, and a second context on the same file:
 ///
 /// ```no_run
 /// # fn f(fd: std::os::fd::OwnedFd) -> uverbs::Result<()> {
@@ -82,8 +82,8 @@ impl Context {
     /// # Errors
     ///
     /// `ENODEV` if there is no device; the message is that of [`absence`](crate::device::absence()). If
-    /// there are some, the errno of the first, and a message with each device's reason; `ENETDOWN` is that
-    /// of a device without an active port.
+    /// there are some, the errno of the first, and a message with each device's reason; a device without
+    /// an active port counts as `ENETDOWN`.
     pub fn open_first() -> Result<Context> {
         let devices = devices().map_err(|error| error.in_verb(OPEN_FIRST))?;
         if devices.is_empty() {
@@ -121,9 +121,9 @@ impl Context {
         )))
     }
 
-    /// Makes a context on an open file of a device's node on which none has been established, as a
-    /// supervisor passes it that opened the node for a process that cannot: over a Unix socket, or by
-    /// inheritance. [`import`](Self::import) takes a file that has a context.
+    /// Makes a context on an open file of a device's node that has no context yet. A supervisor opens
+    /// the node for a process that cannot, and passes the file over a Unix socket or by inheritance.
+    /// [`import`](Self::import) takes a file that has a context.
     ///
     /// The context owns the file, closes it, and marks it to be closed on exec. Neither netlink nor sysfs
     /// is needed; without both the device is not [described](Device::is_described).
@@ -171,8 +171,8 @@ impl Context {
             match established {
                 Ok(()) => break,
                 Err(_) if opening.retreat() => {}
-                // A file that was just opened has no context, so that an event file can be had of one
-                // that was passed only.
+                // An event file can be allocated only if the file has a context already, so the file
+                // was not just opened but passed.
                 Err(Errno::INVAL) if alloc_async_fd(&*kernel, VERB).is_ok() => {
                     return Err(Error::from_kernel(VERB, Errno::INVAL).detail(format!(
                         "the file of {device} has a context already; `Context::import` takes it"
@@ -215,7 +215,7 @@ impl Context {
         self.file.completion_vectors
     }
 
-    /// Allocates a protection domain: what queue pairs and memory must share to work together.
+    /// Allocates a protection domain. A queue pair reaches only memory of its own protection domain.
     ///
     /// # Errors
     ///
@@ -241,7 +241,7 @@ impl AsFd for Context {
     /// context.
     ///
     /// A command names addresses of this process, which the kernel reads and writes. Code that writes commands to
-    /// the file without the library can change any memory by them, and Rust takes `write(2)` for safe: pass the file
+    /// the file without the library can change any memory by them, and Rust considers `write(2)` safe: pass the file
     /// only to code that is trusted with that, as for [`share`](Context::share).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.mark_shared();
@@ -249,7 +249,7 @@ impl AsFd for Context {
     }
 }
 
-/// The first device that `open` opens. Without any the error has each one's reason.
+/// The first device that `open` opens. If none opens, the error has the reason of each.
 fn first_of<T>(
     devices: impl IntoIterator<Item = Device>,
     mut open: impl FnMut(&Device) -> Result<T>,

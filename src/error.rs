@@ -1,4 +1,4 @@
-//! Errors of the control path: which verb failed, how, and what to change.
+//! Errors of the control path: the verb that failed, the reason, and the remedy.
 //!
 //! A call of a verb that takes an object by value gives it back with the error: [`ErrorWith`]. Data-path errors
 //! are small `Copy` types and live with the queues that return them ([`PostError`](crate::PostError)). Each
@@ -24,7 +24,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// if let Err(error) = pd.alloc_mw(uverbs::WindowType::Two) {
 ///     match error.errno() {
 ///         _ if error.is_unsupported() => println!("{} has none", error.verb()),
-///         // What is open in a parent is not for its child.
+///         // A forked child cannot use its parent's objects.
 ///         _ if error.is_forked() => println!("open the device again in this process"),
 ///         Errno::NOMEM => println!("no more of them: {}", error.message()),
 ///         _ => println!("{error}, of the kernel's {:?}", error.kernel_errno()),
@@ -41,7 +41,7 @@ struct Inner {
     errno: Errno,
     kernel: Option<Errno>,
     detail: Cow<'static, str>,
-    /// Whether the detail is that of the kernel's number in every verb.
+    /// Whether the detail explains the errno alone, whatever the verb.
     general: bool,
 }
 
@@ -57,8 +57,7 @@ impl Error {
         }))
     }
 
-    /// An error of the kernel. The errnos by which kernels say that they do not have something all reach the
-    /// caller as `EOPNOTSUPP`.
+    /// An error of the kernel. All errnos by which a kernel reports a missing feature reach the caller as `EOPNOTSUPP`.
     pub(crate) fn from_kernel(verb: &'static str, errno: Errno) -> Self {
         let normalised = match errno {
             Errno::PROTONOSUPPORT | Errno::NOTTY | Errno::NOSYS => Errno::OPNOTSUPP,
@@ -88,31 +87,31 @@ impl Error {
         }))
     }
 
-    /// A call in a forked child on what its parent made.
+    /// A call in a forked child on an object of its parent.
     pub(crate) fn forked(verb: &'static str) -> Self {
         Error::new(verb, Errno::OWNERDEAD).detail(
             "this process is a fork of the one that made the object; use Context::reimport in the child",
         )
     }
 
-    /// Shorthand for `EINVAL` with what was wrong.
+    /// Shorthand for `EINVAL` with a detail.
     pub(crate) fn invalid(verb: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Error::new(verb, Errno::INVAL).detail(detail)
     }
 
-    /// Says which value was wrong and what its limit is.
+    /// Adds the wrong value and its limit.
     pub(crate) fn detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
         (self.0.detail, self.0.general) = (detail.into(), false);
         self
     }
 
-    /// Gives the caller another number for the kernel's, where that means something else to it.
+    /// Replaces the kernel's errno, where it would mean something else to the caller.
     pub(crate) fn meaning(mut self, errno: Errno) -> Self {
         self.0.errno = errno;
         self
     }
 
-    /// Says what was asked for, where the error does not say it already.
+    /// Adds the caller's arguments, unless the error names them already.
     pub(crate) fn context(self, asked: impl FnOnce() -> String) -> Self {
         if self.0.detail.is_empty() {
             return self.detail(asked());
@@ -159,7 +158,7 @@ impl Error {
         })
     }
 
-    /// This error together with what the call was given.
+    /// This error together with the object that the call was given.
     pub(crate) fn with<T>(self, object: T) -> ErrorWith<T> {
         ErrorWith { error: self, object }
     }
@@ -169,8 +168,8 @@ impl Error {
         self.0.verb
     }
 
-    /// The error number. Whatever way a kernel has to say that it does not support something
-    /// (`EPROTONOSUPPORT`, `ENOTTY`, `ENOSYS`), it reads `EOPNOTSUPP` here.
+    /// The error number. Every errno by which a kernel reports a missing feature
+    /// (`EPROTONOSUPPORT`, `ENOTTY`, `ENOSYS`) reads `EOPNOTSUPP` here.
     pub fn errno(&self) -> Errno {
         self.0.errno
     }
@@ -186,7 +185,7 @@ impl Error {
         &self.0.detail
     }
 
-    /// Whether the kernel, the driver or the device lacks what was asked for.
+    /// Whether the kernel, the driver or the device lacks the requested feature.
     pub fn is_unsupported(&self) -> bool {
         self.0.errno == Errno::OPNOTSUPP
     }
@@ -306,10 +305,9 @@ impl From<Error> for std::io::Error {
 /// and `unimport` of all handles, [`register`](crate::MrBuilder::register),
 /// [`join`](crate::QueuePair::join), [`adopt`](crate::owned::OwnedCompletionQueue::adopt).
 ///
-/// The object is what it was before the call, and can be used or destroyed again. `?` turns this into an
+/// The object is unchanged by the call, and can be used or destroyed again. `?` turns this into an
 /// [`Error`] and drops the object: dropping a handle tries once more to destroy it, and if the kernel
-/// refuses again, memory that the device may reach is leaked and
-/// [counted](crate::Context::leaked).
+/// refuses again, memory that the device may reach is leaked and [counted](crate::Context::leaked).
 ///
 /// ```no_run
 /// # fn f(pd: uverbs::ProtectionDomain, cq: uverbs::CompletionQueue) -> uverbs::Result<()> {
@@ -337,17 +335,17 @@ impl From<Error> for std::io::Error {
 pub struct ErrorWith<T> {
     /// Why the call failed.
     pub error: Error,
-    /// What the call was given.
+    /// The object that the call was given.
     pub object: T,
 }
 
 impl<T> ErrorWith<T> {
-    /// What the call was given.
+    /// The object that the call was given.
     pub fn into_object(self) -> T {
         self.object
     }
 
-    /// What the call was given, and why it failed.
+    /// The object that the call was given, and why it failed.
     pub fn into_parts(self) -> (T, Error) {
         (self.object, self.error)
     }

@@ -1,5 +1,5 @@
-//! What all objects of one context share: the open uverbs file (the kernel's `ib_uverbs_file`), the device,
-//! the provider, and counters.
+//! The state that all objects of one context share: the open uverbs file (the kernel's `ib_uverbs_file`),
+//! the device, the provider, and counters.
 //!
 //! Every object holds an `Arc` of this, so the file is closed when the last object is dropped, in any order.
 
@@ -61,11 +61,11 @@ pub(crate) struct File {
     pub(crate) links: LinkLayers,
     /// Whether something besides this context may keep the kernel's file open: the context was imported or
     /// shared, or the program has mappings of the file. A forked child keeps it open, too, and does not set
-    /// this: what the kernel destroys with the file then lives until the child closes it.
+    /// this: objects that the kernel destroys with the file then live until the child closes it.
     pub(crate) shared: AtomicBool,
 }
 
-/// What every process that has a kernel file must agree on; an envelope of the context carries it.
+/// Facts that every process with the same kernel file must agree on; an envelope of the context carries them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileFacts {
     pub(crate) origin: u64,

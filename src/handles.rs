@@ -18,7 +18,7 @@ use uverbs_uapi::object as uapi;
 open_enum! {
     /// A kind of kernel object.
     pub struct ObjectKind(u16) {
-        /// The context: the file that has all other objects. Only envelopes name it.
+        /// The context: the file that owns all other objects. Only envelopes name it.
         CONTEXT = uapi::UVERBS_OBJECT_DEVICE, "context";
         PD = uapi::UVERBS_OBJECT_PD, "protection domain";
         COMP_CHANNEL = uapi::UVERBS_OBJECT_COMP_CHANNEL, "completion channel";
@@ -80,8 +80,8 @@ impl Context {
     /// The handles of all objects of one kind on the context's kernel file, including those of other
     /// processes: duplicates of the file and forked children share it.
     ///
-    /// A handle is used again soon after its object is gone, so what is listed here may name
-    /// another object a moment later.
+    /// A handle is used again soon after its object is gone, so a listed handle may name another
+    /// object a moment later.
     ///
     /// # Errors
     ///

@@ -2,8 +2,8 @@
 //!
 //! This crate opens `/dev/infiniband/uverbsN`, speaks the Linux uverbs ABI itself, and drives the queues of
 //! soft-RoCE (rxe) and mlx5 (ConnectX, BlueField) itself, without libibverbs. A program is one static binary.
-//! It needs Linux 5.10 or later. What a device, a driver or a kernel lacks answers `EOPNOTSUPP`, and
-//! [`Error::is_unsupported`] tells that.
+//! It needs Linux 5.10 or later. A feature that the device, the driver or the kernel lacks fails with
+//! `EOPNOTSUPP`; see [`Error::is_unsupported`].
 //!
 //! # Layers
 //!
@@ -18,14 +18,14 @@
 //! All layers share the objects of the verbs: a context, a protection domain, a queue pair that one layer took over
 //! from another. `docs/BENCHMARKS.md` of the repository says how the instructions were counted.
 //!
-//! - [`devices`] lists what there is, and [`Context::open_first`] opens the first device that works;
+//! - [`devices`] lists the devices, and [`Context::open_first`] opens the first device that works;
 //!   [`device::absence`] says why there is none.
-//! - [`cm`] connects queue pairs by IP address; [`Endpoint`] and [`QpControl::handshake`] connect them by what the two
-//!   programs tell each other.
+//! - [`cm`] connects queue pairs by IP address; [`Endpoint`] and [`QpControl::handshake`] connect them by descriptions
+//!   that the two programs exchange.
 //! - [`porting`] is for programs that were written to libibverbs or librdmacm: a row for each verb, which the
-//!   documentation's search knows, too, and what differs beside the names.
-//! - [`ParentDomain`], [`ThreadDomain`] and [`allocator`] say where queues lie and who rings them; [`mlx5`] has what
-//!   only that driver has.
+//!   documentation's search also finds, and the differences beside the names.
+//! - [`ParentDomain`], [`ThreadDomain`] and [`allocator`] choose the memory of queues and the doorbell of each
+//!   thread; [`mlx5`] has the verbs of that driver alone.
 //! - [`passing`] and [`Envelope`] share contexts, domains and regions between processes.
 //!
 //! Features: `sim`, `tokio`, `stream`, and `serde` for addresses, numbers, attributes of devices, ports and GIDs, and
@@ -39,8 +39,8 @@
 //! [counted](Context::leaked). A [`MemoryRegion`] is no slice, because a peer may write it at any time. Safe code
 //! cannot make the device write into memory that is not lent to it, unless it writes commands by itself to an open
 //! file of a [context](Context::share) or an [event channel](cm::EventChannel#impl-AsFd-for-EventChannel), which Rust
-//! takes for safe. A program that shares a context with another
-//! process trusts that process with all memory registered on it.
+//! considers safe. A program that shares a context with another process trusts that process with all memory
+//! registered on it.
 //!
 //! # The verbs themselves
 //!
@@ -49,11 +49,11 @@
 //! instructions of a post and 35 of a completion.
 //!
 //! - **Posting**: a [`SendBatch`] or [`RecvBatch`] is pushed to and then rung; the device sees nothing before. Dropping
-//!   it takes all of it back. Its [`ring`](SendBatch#what-the-caller-of-ring-promises) lists the promises of its
-//!   caller.
+//!   the batch takes all its requests back. Its [`ring`](SendBatch#what-the-caller-of-ring-promises) lists the promises
+//!   of its caller.
 //! - **Threads**: posting and polling take `&mut`. A queue pair [splits](QueuePair::split) into halves for two threads;
 //!   a `Mutex` serves more.
-//! - **Room**: a completion queue has to be large enough for all that its queue pairs can complete. An unsignaled send
+//! - **Room**: a completion queue has to be large enough for all completions of its queue pairs. An unsignaled send
 //!   keeps its place until a later signaled one has completed.
 //! - **Errors**: a completion's status is data; after an error the queue pair is in [`ERR`](QpState::ERR), and the
 //!   rest of its requests are flushed.
@@ -170,7 +170,7 @@ struct Readme;
 /// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
 ///
 /// Each belongs to the process that made it: a forked child makes its own, as it does of contexts. In
-/// it an inherited one has nothing to give, and creations fail with `ENOMEM`.
+/// the child an inherited allocator has no memory, and creations fail with `ENOMEM`.
 pub mod allocator {
     pub use crate::memory::allocator::{
         Arena, HugePages, NumaNode, Pages, QueueFile, SharedMemory,
@@ -235,5 +235,5 @@ pub use wr::{
     SendWr, Sge, WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcdBuilder};
-/// The crate whose traits say which types may lie in registered memory: `FromBytes` and `IntoBytes`.
+/// The crate of the traits of types that may lie in registered memory: `FromBytes` and `IntoBytes`.
 pub use zerocopy;

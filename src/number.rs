@@ -39,8 +39,8 @@ number! {
     Qpn
 }
 number! {
-    /// The number of a shared receive queue of an XRC domain, 24 bits, unique on its device: what
-    /// requests of an XRC initiator name.
+    /// The number of a shared receive queue of an XRC domain, 24 bits, unique on its device.
+    /// Requests of an XRC initiator name it.
     SrqNumber
 }
 number! {
@@ -185,7 +185,7 @@ macro_rules! open_enum {
         impl $name {
             $( $(#[$id_meta])* pub const $id: $name = $name($value as $type); )*
 
-            /// What the value means, in words, or `None` if this library does not know it.
+            /// A description of the value, or `None` if this library does not know it.
             pub fn description(self) -> Option<&'static str> {
                 match self {
                     $( Self::$id => Some($text), )*

@@ -15,7 +15,7 @@ use uverbs_uapi as uapi;
 /// How long to pause between two attempts while the kernel disassociates the file.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The kinds of kernel objects: how the kernel names them and how they are destroyed.
+/// The kinds of kernel objects: their ids in the kernel's ABI, and their DESTROY methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
     pub(crate) verb: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Class {
     pub(crate) report: Option<(u16, u8)>,
 }
 
-/// The part of an object's id that says whose it is: 0 of the core, else of a driver.
+/// The bits of an object's id that name its owner: 0 is the core, all else a driver.
 const NAMESPACE: u16 = 0xf000;
 
 impl Class {
@@ -102,9 +102,8 @@ impl Class {
 
 /// A kernel object together with the memory `M` that a device may reach through it.
 ///
-/// Dropping it destroys the object. If the kernel refuses, or if this process is a fork of the
-/// one that made the object, the memory is leaked instead of freed. An object that is somebody
-/// else's stays, whatever happens here.
+/// Dropping it destroys the object. If the kernel refuses, or if this process is a fork of the one that made the
+/// object, the memory is leaked instead of freed. An object of another owner is never destroyed here.
 #[derive(Debug)]
 pub(crate) struct Object<M = ()> {
     file: Arc<File>,
@@ -165,7 +164,7 @@ impl<M> Object<M> {
         !self.alive.load(Ordering::Relaxed)
     }
 
-    /// The same object with other memory, for when the kernel exchanged what stands behind it.
+    /// The same object with other memory, after the kernel exchanged the memory behind it.
     pub(crate) fn exchange<N>(mut self, memory: N) -> (Object<N>, Option<M>) {
         let object = Object::new(self.file.clone(), self.class, self.handle, memory);
         // The kernel's object belongs to `object` now; dropping `self` must not destroy it.
@@ -198,7 +197,7 @@ impl<M> Object<M> {
         }
     }
 
-    /// As [`destroy`](Self::destroy), but that it is gone already is an error.
+    /// As [`destroy`](Self::destroy), but an object that is gone already is an error.
     pub(crate) fn destroy_existing(&mut self) -> Result<()> {
         if self.is_gone() {
             return Ok(());

@@ -1,5 +1,4 @@
-//! For programs that were written to libibverbs: what each verb is called here, and what differs beside the
-//! names.
+//! For programs that were written to libibverbs: the name of each verb here, and the differences beside the names.
 //!
 //! The documentation's search knows each function of C in these tables: `ibv_post_send` finds
 //! [`send_batch`](crate::QueuePair::send_batch).
@@ -13,7 +12,7 @@
 //! The layers [`owned`](crate::owned) and [`aio`](crate::aio) create no queue pairs or shared receive queues: they
 //! take over what the builders here made, by `adopt`, `adopt_srq`, or
 //! [`OwnedSharedReceiveQueue::new`](crate::owned::OwnedSharedReceiveQueue::new). A verb without options creates at
-//! once. Objects of the verbs have `destroy`, which says whether it went well (a multicast membership `detach`, an
+//! once. Objects of the verbs have `destroy`, which returns the error, if any (a multicast membership `detach`, an
 //! import `unimport`); dropping does the same silently.
 //!
 //! ## Devices and contexts
@@ -40,7 +39,7 @@
 //! | `ibv_alloc_pd`, `ibv_dealloc_pd` | [`Context::alloc_pd`](crate::Context::alloc_pd), [`destroy`](crate::ProtectionDomain::destroy) |
 //! | `ibv_alloc_td`, `ibv_dealloc_td` | [`Context::alloc_td`](crate::Context::alloc_td), [`destroy`](crate::ThreadDomain::destroy) |
 //! | `ibv_alloc_parent_domain` | [`ProtectionDomain::parent_domain_builder`](crate::ProtectionDomain::parent_domain_builder) |
-//! | `ibv_reg_mr` of memory that the program goes on using by itself | [`register_unowned`](crate::MrBuilder::register_unowned), a region with keys alone |
+//! | `ibv_reg_mr` of memory that the program keeps accessing itself | [`register_unowned`](crate::MrBuilder::register_unowned), a region with keys alone |
 //! | `ibv_reg_mr` of memory to be allocated | [`MrBuilder::allocate`](crate::MrBuilder::allocate) |
 //! | `ibv_reg_mr` of memory that the region may take over | [`register`](crate::MrBuilder::register) takes a vector, box or mapping; [`register_raw`](crate::MrBuilder::register_raw) takes a pointer |
 //! | `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `IBV_ACCESS_*` | [`ProtectionDomain::mr_builder`](crate::ProtectionDomain::mr_builder) |
@@ -145,17 +144,17 @@
 //! handles, completion counters, and of mlx5dv for DEVX objects, DC, mkeys with layouts or signatures and
 //! software steering.
 //!
-//! # What differs beside the names
+//! # Differences beside the names
 //!
-//! **A program's own memory is registered for keys alone.** Code from libibverbs goes on reading and writing
-//! what it registered, registers it on several devices, or has memory that no processor can reach (a GPU's).
-//! [`register_unowned`](crate::MrBuilder::register_unowned) is for that: its caller promises that the
-//! range stays mapped until the region is gone, and the region has keys and no access. All other registrations
-//! take the memory over, and give it back when the region is destroyed.
+//! **A program's own memory is registered for keys alone.** A program for libibverbs goes on reading and
+//! writing the memory that it registered, registers it on several devices, or has memory that no processor can
+//! reach (a GPU's). [`register_unowned`](crate::MrBuilder::register_unowned) is for that: its caller promises
+//! that the range stays mapped until the region is gone, and the region has keys and no access. All other
+//! registrations take the memory over, and give it back when the region is destroyed.
 //!
 //! **A full queue is no `ENOMEM`.** `push` returns [`PostError::Full`](crate::PostError::Full), and
-//! [`room`](crate::SendBatch::room) tells how many requests still fit. All else that is wrong with a request
-//! has a variant of [`PostError`](crate::PostError), too.
+//! [`room`](crate::SendBatch::room) tells how many requests still fit. Every other fault of a request has a
+//! variant of [`PostError`](crate::PostError), too.
 //!
 //! **`bad_wr` is a count.** A request that `push` refuses leaves the batch as it was, and
 //! [`len`](crate::SendBatch::len) says how many requests were taken. Ring the batch to send those, or drop it
@@ -192,11 +191,10 @@
 //! # std::mem::forget(buffer); Ok(()) }
 //! ```
 //!
-//! **Immediate data is a number,** in host byte order at both ends: no `htonl`. So is what an atomic brings
-//! back.
+//! **Immediate data is a number,** in host byte order at both ends: no `htonl`. So is the result of an atomic.
 //!
-//! **Of a failed request only `wr_id`, `qpn`, `status` and `vendor_err` are told,** as in C; the opcode is
-//! undefined. [`Completion::ok`](crate::Completion::ok) gives them as an error,
+//! ***The completion of a failed request has only `wr_id`, `qpn`, `status` and `vendor_err`,** as in C;
+//! the opcode is undefined. [`Completion::ok`](crate::Completion::ok) gives them as an error,
 //! [`WcError`](crate::WcError).
 //!
 //! **Completions of a destroyed queue pair are discarded,** on every device: do not wait for them.
@@ -213,8 +211,8 @@
 //! **Order of destruction is free.** Everything keeps what it was made from. `destroy` of something that is
 //! still in use fails with `EBUSY` and [gives it back](crate::ErrorWith).
 //!
-//! **Memory is freed only after DESTROY.** Memory that a device may reach goes when the kernel has confirmed
-//! that the object is gone. If the kernel refuses, the memory is leaked and
+//! **Memory is freed only after DESTROY.** Memory that a device may reach is freed when the kernel has
+//! confirmed that the object is gone. If the kernel refuses, the memory is leaked and
 //! [counted](crate::Context::leaked).
 //!
 //! **A child of `fork` owns nothing.** Calls on inherited objects fail with an error for which

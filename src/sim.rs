@@ -19,8 +19,8 @@
 //! # Ok::<(), uverbs::Error>(())
 //! ```
 //!
-//! Use it in tests, and to try a program without RDMA. It says nothing of speed, and models neither soft-RoCE nor
-//! packets: a program should meet a real kernel before its users.
+//! Use it in tests, and to try a program without RDMA. It does not model speed, soft-RoCE or packets: a program
+//! should meet a real kernel before its users.
 //!
 //! `docs/TESTING.md` of the repository tells how to test a program: faults, seeds, histories, replay, tokio.
 //!
@@ -44,7 +44,7 @@ use rustix::process::{getegid, geteuid, getgid, getuid};
 use std::io::Write;
 use std::sync::Once;
 
-/// The variable that asks for devices in the process.
+/// The environment variable with the number of devices to emulate in the process.
 const VARIABLE: &str = "UVERBS_SIM";
 /// The most devices that it may ask for.
 const MOST: usize = 64;

@@ -1,4 +1,4 @@
-//! State that threads share, and whether this process is a fork of the one that made it.
+//! State that threads share, and the check whether this process is a fork of the one that made it.
 //!
 //! Atomics and locks are the standard library's, or loom's when a model checker drives the code
 //! (`--cfg loom`).
@@ -30,8 +30,7 @@ pub(crate) use std::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
 pub(crate) use std::thread::yield_now;
 
-/// An `UnsafeCell` that one thread at a time accesses, because an atomic beside it says which. In a model
-/// loom checks that.
+/// An `UnsafeCell` that one thread at a time accesses; an atomic beside it says which. In a model loom checks that.
 #[derive(Debug)]
 pub(crate) struct LoomCell<T>(
     #[cfg(loom)] loom::cell::UnsafeCell<T>,
@@ -98,12 +97,12 @@ impl AccessProbe {
         AccessProbe(loom::cell::UnsafeCell::new(()))
     }
 
-    /// As if it were read.
+    /// Records a read.
     pub(crate) fn read(&self) {
         self.0.with(|_| ());
     }
 
-    /// As if it were written.
+    /// Records a write.
     pub(crate) fn write(&self) {
         self.0.with_mut(|_| ());
     }

@@ -75,8 +75,8 @@ struct KeySlot {
     arm_sn: ArmSn,
 }
 
-/// How many events of a completion queue were read from its channel, modulo four: `arm_sn` of libmlx5, which
-/// the device compares when the queue is armed.
+/// The number of events of a completion queue that were read from its channel, modulo four: `arm_sn` of
+/// libmlx5. The device compares it when the queue is armed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ArmSn(Arc<AtomicU32>);
 

@@ -23,8 +23,8 @@ use uverbs_sim::Clock;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Two runs of a seed differ through threads, real sockets and files, `select!` without `biased`, hash maps with random
-/// keys, and decisions by addresses or real time.
+/// Two runs of a seed can still differ through threads, real sockets and files, `select!` without `biased`, hash maps
+/// with random keys, and decisions by addresses or real time.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock(Instant);
 
@@ -43,7 +43,7 @@ impl Default for TokioClock {
 
 impl Clock for TokioClock {
     fn elapsed(&self) -> Duration {
-        // Outside of a runtime tokio tells real time.
+        // Outside of a runtime tokio's clock is real time.
         if Handle::try_current().is_err() {
             return Duration::ZERO;
         }

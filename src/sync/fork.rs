@@ -1,4 +1,4 @@
-//! Whether this process is a `fork` of the one that made an object.
+//! The check whether this process is a `fork` of the one that made an object.
 //!
 //! Queue and doorbell mappings are inherited by a child, and its ioctls would reach the parent's
 //! objects. One page that the kernel wipes in the child (`MADV_WIPEONFORK`, Linux 4.14) tells the
@@ -31,7 +31,7 @@ impl Epoch {
         let word = word()?;
         let mut value = word.load(Ordering::Relaxed);
         if value == 0 {
-            // First use in this process, or first since it was forked off.
+            // First use in this process, or in this child since the fork.
             let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
             value = match word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => fresh,
@@ -109,7 +109,7 @@ fn word() -> rustix::io::Result<&'static AtomicU32> {
     if word.is_null() {
         let page = wiped_page()?;
         let ours = page.as_mut_ptr().cast::<AtomicU32>();
-        // If another thread was faster, this page goes with its owner.
+        // If another thread was faster, this page is unmapped with its owner.
         word = match PAGE.compare_exchange(word, ours, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 std::mem::forget(page);
@@ -136,7 +136,7 @@ fn wiped_page() -> rustix::io::Result<MmapRaw> {
 /// Asks the kernel to wipe a mapping in every child that is forked from now on.
 pub(crate) fn wipe_in_children(pages: &MmapRaw) -> rustix::io::Result<()> {
     if cfg!(miri) {
-        // It knows no such advice, and forks nothing.
+        // Miri has no such advice, and no fork.
         return Ok(());
     }
     // SAFETY: the whole of a mapping whose owner the caller is; its content stays as it is here.
@@ -162,7 +162,7 @@ pub(crate) fn in_child(check: impl FnOnce()) {
     let child = match unsafe { nix::unistd::fork() }.expect("a child") {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
-            // Ends the child if it waits for a lock that no thread of it holds.
+            // Kills the child if it waits for a lock that none of its threads holds.
             nix::unistd::alarm::set(10);
             let check = std::panic::AssertUnwindSafe(check);
             let code = match std::panic::catch_unwind(check) {
@@ -174,7 +174,7 @@ pub(crate) fn in_child(check: impl FnOnce()) {
                     1
                 }
             };
-            // SAFETY: ends the process without running what belongs to the parent.
+            // SAFETY: ends the process without running the parent's destructors and exit handlers.
             unsafe { nix::libc::_exit(code) }
         }
     };

@@ -1,8 +1,8 @@
 //! The locks of the library. A forked child waits for none of them.
 //!
-//! Only the thread that forked goes on in a child: what another thread had locked at that moment
-//! stays locked there for ever, and may be changed by half. Everything that the library locks is in
-//! one of the types below; `tests/locks.rs` finds whatever else is used.
+//! Only the thread that forked goes on in a child: a lock that another thread held at that moment
+//! stays locked there for ever, and its value may be half changed. Everything that the library
+//! locks is in one of the types below; `tests/locks.rs` finds every other lock.
 
 use super::fork::Epoch;
 use super::{Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
 
-/// A value of this process that one caller at a time gets at: behind a [`Lock`], or in a [`LocalLock`].
+/// A value of this process that one caller at a time may access: behind a [`Lock`], or in a [`LocalLock`].
 pub trait AnyLock<T> {
     /// Gives access to the value.
     type Guard<'l>: DerefMut<Target = T>
@@ -28,10 +28,10 @@ pub trait AnyLock<T> {
     fn get_mut(&mut self) -> Option<&mut T>;
 }
 
-/// A value of this process, one thread at a time. Children of a fork do not get at it.
+/// A value of this process, for one thread at a time. Children of a fork may not lock it.
 pub struct Lock<T> {
     value: Mutex<ManuallyDrop<T>>,
-    /// `None` where the kernel could not say which process this is: then nobody gets at it.
+    /// `None` if the kernel cannot wipe a page on fork: then nobody may lock it.
     epoch: Option<Epoch>,
 }
 
@@ -78,10 +78,10 @@ impl<T> AnyLock<T> for Lock<T> {
 }
 
 /// A value of one thread, which borrows it for a moment at a time: no other thread can name it, because the
-/// cell is not `Sync`. Children of a fork do not get at it.
+/// cell is not `Sync`. Children of a fork may not lock it.
 pub struct LocalLock<T> {
     value: RefCell<T>,
-    /// `None` where the kernel could not say which process this is: then nobody gets at it.
+    /// `None` if the kernel cannot wipe a page on fork: then nobody may lock it.
     epoch: Option<Epoch>,
 }
 
@@ -116,14 +116,14 @@ impl<T: Default> Default for Lock<T> {
 }
 
 impl<T> Drop for Lock<T> {
-    /// Drops the value, unless a thread that this process has not was changing it.
+    /// Drops the value, unless a thread that a fork left behind in the parent was changing it.
     fn drop(&mut self) {
         let mut value = match self.value.try_lock() {
             Ok(value) => value,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        // SAFETY: nobody looks at the value after this.
+        // SAFETY: nobody uses the value after this.
         unsafe { ManuallyDrop::drop(&mut value) };
     }
 }
@@ -163,7 +163,7 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-/// A value that is of use in a child, too: a caller that finds it locked does without.
+/// A value for forked children, too: a caller that finds it locked does without it.
 #[derive(Default)]
 pub(crate) struct TryLock<T>(std::sync::Mutex<T>);
 
@@ -193,7 +193,7 @@ pub(crate) fn in_child_while_held<G>(hold: impl FnOnce() -> G + Send, child: imp
         scope.spawn(move || {
             let guard = hold();
             held.send(()).unwrap();
-            // Until the other end is dropped, be it by a panic.
+            // Waits until the other end is dropped, even by a panic.
             let _ = is_forked.recv();
             drop(guard);
         });
@@ -230,7 +230,7 @@ mod tests {
         assert!(local.lock().is_some_and(|_held| local.lock().is_none()), "one borrow at a time");
     }
 
-    /// The child says what it dropped by the way it ends: a panic.
+    /// Panics when it is dropped, so that the child's exit status tells of it.
     struct Trap;
 
     impl Drop for Trap {
@@ -247,7 +247,7 @@ mod tests {
         in_child_while_held(
             || there.lock(),
             || {
-                // All but one are the parent's other thread's, which is not here.
+                // The other thread of the parent, which this child has not, holds all but one.
                 let lock = here.take();
                 let last = lock.as_ref().map(std::sync::Arc::as_ptr);
                 std::mem::forget(lock);

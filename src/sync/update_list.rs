@@ -1,7 +1,7 @@
 //! A list to which any thread adds updates, and from which its one owner takes all of them.
 //!
-//! The control path tells the poller of a completion queue, which may be another thread, which queue pairs
-//! come and go. The poller owns its tables and applies the updates itself. One load says that there are none.
+//! The control path tells the poller of a completion queue, which may be another thread, of new and destroyed
+//! queue pairs. The poller owns its tables and applies the updates itself. One load says that there are none.
 //! Model-checked with loom.
 
 use super::{AtomicPtr, Ordering};
@@ -12,8 +12,8 @@ struct Node<T> {
     next: *mut Node<T>,
 }
 
-/// A multi-producer stack whose consumer takes the whole of it at once, so that no node is ever
-/// compared after it was freed (no ABA).
+/// A multi-producer stack. Its consumer takes the whole stack at once, so that no node is compared
+/// after it was freed (no ABA).
 pub(crate) struct UpdateList<T> {
     head: AtomicPtr<Node<T>>,
 }
@@ -115,7 +115,7 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A value that loom watches: reading it without having been handed what was written is found.
+    /// A value that loom watches: loom fails a read that is not ordered after the write.
     struct Watched(UnsafeCell<u32>);
 
     impl Watched {
@@ -132,8 +132,7 @@ mod model {
         }
     }
 
-    /// Two control threads put while the poller takes: every update arrives exactly once, with what was
-    /// written into it.
+    /// Two control threads put while the poller takes: every update arrives exactly once, with its content.
     #[test]
     fn every_update_arrives_once() {
         loom::model(|| {

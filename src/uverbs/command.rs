@@ -4,10 +4,10 @@
 //! built in place: each method writes one attribute of 16 bytes and returns the same command.
 //! [`fd`](super::fd) passes its message to the kernel.
 //!
-//! A value of up to eight bytes lies in the attribute, a longer one and each output at the address that the
-//! attribute holds. Addresses are taken from slices which the command borrows, shared where the kernel reads
-//! and exclusively where it writes, so a command cannot make the kernel write anywhere else. `fd` relies on
-//! this: the fields are private, and each address goes through [`pointer`].
+//! A value of up to eight bytes is in the attribute itself. A longer one, and each output, is at the address
+//! in the attribute. Addresses are taken from slices which the command borrows, shared where the kernel
+//! reads and exclusively where it writes, so a command cannot make the kernel write anywhere else. `fd`
+//! relies on this: the fields are private, and each address goes through [`pointer`].
 
 use crate::memory::pointer;
 use rustix::io::Errno;
@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// The most attributes that any method of this library passes.
 pub(crate) const MAX_ATTRS: usize = 24;
 
-/// Header and attributes as one block, the way the kernel reads them. The header's length ends it.
+/// Header and attributes as one block, as the kernel reads them. The header's length ends it.
 #[derive(Debug, FromZeros)]
 #[repr(C)]
 pub(crate) struct Message {
@@ -237,7 +237,7 @@ fn inline(bytes: &[u8]) -> Option<u64> {
     Some(data)
 }
 
-/// Places in a command that a real kernel knows by the method.
+/// The output attributes of a command, which a real kernel knows from the method.
 #[cfg(test)]
 #[derive(Debug, Default)]
 struct Played {
@@ -329,7 +329,7 @@ impl Command<'_> {
         self.number_at(id).map(|place| self.attrs()[place].data)
     }
 
-    /// Answers with the handle or the descriptor of what the kernel made.
+    /// Returns the handle or the descriptor of the object that the kernel made.
     pub(super) fn make(&mut self, id: u16, number: u64) -> Result<(), Errno> {
         let place = self.number_at(id).ok_or(Errno::INVAL)?;
         self.message.attrs[place].data = number;

@@ -1,6 +1,6 @@
 //! The real kernel: `ioctl(2)` and `mmap(2)` on a uverbs file.
 //!
-//! Pairs with `core/uverbs_ioctl.c`. Only here a command's message reaches the kernel.
+//! Pairs with `core/uverbs_ioctl.c`. This is the only file from which a command reaches the kernel.
 #![allow(unsafe_code)]
 
 use super::command::{Command, Message};
@@ -31,7 +31,7 @@ pub(crate) struct UverbsFd {
     file: OpenFile,
     driver: u32,
     epoch: Epoch,
-    /// The kernel takes no more commands by `write(2)`, see [`Kernel::ring`].
+    /// Set when the kernel has refused a command by `write(2)`; see [`Kernel::ring`].
     unwritable: AtomicBool,
 }
 
@@ -61,8 +61,8 @@ impl Kernel for UverbsFd {
             let address = std::ptr::from_mut(&mut response).expose_provenance() as u64;
             match doorbell.by_write(address, |bytes| self.file.write(bytes)) {
                 Ok(_) => return Ok(()),
-                // The process's credentials differ from those of the open: it gave up privileges since,
-                // or inherited or received the file. The kernel accepts ioctls then.
+                // The process's credentials differ from those at the open: it gave up privileges since,
+                // or inherited or received the file. The kernel still accepts ioctls.
                 Err(Errno::ACCESS) => self.unwritable.store(true, Ordering::Relaxed),
                 Err(errno) => return Err(errno),
             }
@@ -123,8 +123,8 @@ pub(crate) fn driver_among(
     Ok(None)
 }
 
-/// Makes a completion event file. It is in this file because the kernel answers with a bare descriptor, of which
-/// an `OwnedFd` has to be made.
+/// Makes a completion event file. It is in this file because the kernel answers with a bare descriptor, and
+/// making an `OwnedFd` of it is `unsafe`.
 pub(crate) fn create_comp_channel(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
     // Not a descriptor until the kernel wrote one: 0 may be standard input.
     let mut resp = ib_uverbs_create_comp_channel_resp { fd: u32::MAX };

@@ -29,7 +29,7 @@ pub(crate) trait Kernel: Mapper + Debug + Send + Sync + UnwindSafe + RefUnwindSa
         false
     }
 
-    /// Has a device run that runs only when it is polled; whether the next poll has to call this again.
+    /// Runs a device that runs only when it is polled. Returns whether the next poll has to call this again.
     fn polled(&self) -> bool {
         false
     }

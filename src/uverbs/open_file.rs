@@ -98,8 +98,8 @@ impl OpenFile {
         }
     }
 
-    /// `write(2)` of a command. As with `write(2)` of a device's file, the caller sees to it that the addresses
-    /// in it are of memory that the kernel may read or write: Rust takes the call for safe.
+    /// `write(2)` of a command. As with `write(2)` of a device's file, the caller ensures that the kernel may
+    /// read or write the memory at the addresses in it: Rust considers the call safe.
     #[inline]
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         match self {
@@ -140,7 +140,7 @@ impl OpenFile {
         }
     }
 
-    /// Has a device run that runs only when it is polled; whether the next poll has to call this again.
+    /// Runs a device that runs only when it is polled. Returns whether the next poll has to call this again.
     #[cold]
     pub(crate) fn polled(&self) -> bool {
         let OpenFile::Hosted(file) = self else { return false };

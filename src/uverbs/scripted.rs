@@ -1,5 +1,6 @@
-//! A script between the library and a kernel, for what no kernel does on demand: it fails at a chosen step, does not
-//! know a method, ends an answer early, forges one, refuses to destroy an object, or vanishes. It logs every command.
+//! A script between the library and a kernel, for behaviour that no kernel shows on demand. It fails a chosen step,
+//! hides a method, shortens or forges an answer, refuses to destroy an object, or lets the device vanish. It logs
+//! every command.
 //!
 //! | device | kernel behind the script | file |
 //! |---|---|---|
@@ -122,7 +123,7 @@ impl Op {
     }
 }
 
-/// How the scripted kernel deviates from a healthy one.
+/// The deviations of the scripted kernel from a healthy one.
 #[derive(Debug, Default)]
 struct Deviations {
     /// Steps (commands and mappings) until one fails.
@@ -215,7 +216,7 @@ impl Script {
         self.hosted().fabric.device(hosted::NAME).expect("a device")
     }
 
-    /// Has the device of [`mlx5`](Self::mlx5) do all that there is to do.
+    /// Runs the device of [`mlx5`](Self::mlx5) until it is idle.
     pub(crate) fn settle(&self) {
         while self.hosted().fabric.step() {}
     }
@@ -369,7 +370,7 @@ impl Script {
         self.state().deviations.translates = true;
     }
 
-    /// Lets the driver tell this rate of every port, in units of 100 Mbit/s.
+    /// Lets the driver report this rate for every port, in units of 100 Mbit/s.
     pub(crate) fn set_port_speed(&self, speed: u64) {
         self.state().deviations.port_speed = Some(speed);
     }
@@ -399,13 +400,13 @@ impl Script {
         self.state().events_closed = true;
     }
 
-    /// The event file is in error from now on, and not readable.
+    /// Puts the event file into an error state, in which it is not readable.
     #[cfg(feature = "tokio")]
     pub(crate) fn break_events(&self) {
         self.state().break_events();
     }
 
-    /// The objects that exist: what they are and their handles, oldest first; of mlx5 by their kind.
+    /// The objects that exist, by kind and handle: oldest first, on mlx5 grouped by kind.
     pub(crate) fn live(&self) -> Vec<(u16, u32)> {
         if let Some(hosted) = &self.hosted {
             return hosted.live();
@@ -418,7 +419,7 @@ impl Script {
         self.live().iter().filter(|(kind, _)| *kind == object).count()
     }
 
-    /// What existed when the last file descriptor was closed; `None` while one is open.
+    /// The objects that existed when the last file descriptor was closed; `None` while one is open.
     pub(crate) fn left_at_close(&self) -> Option<Vec<(u16, u32)>> {
         self.state().left_at_close.clone()
     }
@@ -584,7 +585,7 @@ impl Kernel for ScriptedKernel {
             hook();
         }
         self.run(op, command)?;
-        // A descriptor is taken on trust: with another number the library would close somebody else's file.
+        // A test must not change a descriptor: the library cannot check it, and would close another file.
         if op == Op::CREATE_COMP_CHANNEL {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! An mlx5 device of a fabric, and the kernel of the fabric behind a [`Script`](super::Script).
 //!
-//! The fabric's kernel executes the commands that the script lets through. The script remembers the driver's part of
-//! each, as the tests ask for it.
+//! The fabric's kernel executes the commands that the script lets through. The script records the driver's part of
+//! each, for the tests.
 
 use super::attrs;
 use super::state::{Result, ScriptedObject, State};
@@ -101,7 +101,7 @@ impl Hosted {
         let mut counts = [0u32; 2];
         let mut command = Command::new(object, method);
         command.handle(0, handle);
-        // The counts of events come back of some kinds.
+        // DESTROY of these kinds returns counts of events.
         if [UVERBS_OBJECT_CQ, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ].contains(&kind) {
             command.output(1, &mut counts);
         }
@@ -131,7 +131,7 @@ impl Hosted {
 }
 
 impl Script {
-    /// Has the fabric's kernel execute a command that the script lets through.
+    /// Passes a command that the script lets through to the fabric's kernel.
     pub(super) fn forward(
         &self,
         kernel: &UverbsFd,
@@ -145,7 +145,7 @@ impl Script {
             true => grant_devx(kernel, command)?,
             false => kernel.execute(command)?,
         }
-        // A kernel that answers less leaves the rest as it was.
+        // An older kernel with a shorter answer leaves the rest unchanged.
         let mut kept = kept.into_iter();
         command.each_output(&mut |output| {
             let before = kept.next().unwrap_or_default();
@@ -157,7 +157,7 @@ impl Script {
     }
 }
 
-/// Establishes a context as on a device with DEVX, which the fabric's has not.
+/// Establishes a context as on a device with DEVX; the fabric's device has none.
 fn grant_devx(kernel: &UverbsFd, command: &mut Command<'_>) -> Result<()> {
     let request =
         mlx5_ib_alloc_ucontext_req_v2 { flags: 0, ..attrs::input(command, UVERBS_ATTR_UHW_IN)? };
@@ -197,7 +197,7 @@ impl State {
         self.objects.insert(handle, object);
     }
 
-    /// Remembers the options of a connection that the device was told.
+    /// Records the ECE options that the driver passed to the device.
     fn remember_ece(&mut self, command: &Command<'_>) {
         let request: Result<qp::ib_uverbs_ex_modify_qp> =
             attrs::input(command, UVERBS_ATTR_CORE_IN);

@@ -97,7 +97,7 @@ impl State {
         Ok(())
     }
 
-    /// The entries of all ports, of which there may be room for some only.
+    /// The entries of all ports, as many as fit.
     pub(super) fn query_gid_table(&self, to: &mut Responses<'_, '_>) -> Result<()> {
         const ENTRIES: u16 = gid::UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES;
         let size = attrs::int(to.command, gid::UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE);

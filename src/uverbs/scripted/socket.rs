@@ -9,7 +9,7 @@ pub(super) fn pair() -> io::Result<(Socket, Socket)> {
     Socket::pair()
 }
 
-/// Miri knows no datagrams; readers ask for as much as an event is long.
+/// Miri has no datagram sockets. A stream will do: readers ask for exactly one event.
 #[cfg(miri)]
 #[derive(Debug)]
 pub(super) struct Socket(std::os::unix::net::UnixStream);
@@ -23,7 +23,7 @@ pub(super) fn pair() -> io::Result<(Socket, Socket)> {
 #[cfg(miri)]
 impl Socket {
     pub(super) fn send(&self, event: &[u8]) -> io::Result<()> {
-        // The standard library would send, which Miri knows of other sockets only.
+        // The standard library would call `send`, which Miri does not support on a socket pair.
         let sent = rustix::io::write(&self.0, event)?;
         assert_eq!(sent, event.len());
         Ok(())

@@ -27,7 +27,7 @@ pub(super) const MAX_CQE: u32 = 32767;
 pub(super) const MAX_WR: u32 = 1 << 14;
 pub(super) const MAX_SGE: u32 = 32;
 
-/// Which queue of an object.
+/// A queue of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     Cq,
@@ -90,7 +90,7 @@ pub(super) struct State {
     dead: BTreeSet<u32>,
     stolen: BTreeSet<u32>,
     rings: BTreeMap<(u32, Role), Arc<KernelRing>>,
-    /// Queues that were not mapped yet. Each can be mapped once.
+    /// The queues that are not mapped yet. Each can be mapped once.
     unclaimed: BTreeMap<u64, Arc<KernelRing>>,
     pub(super) events_closed: bool,
     /// The kernel's end of the event file.
@@ -180,7 +180,7 @@ impl State {
 
     #[cfg(feature = "tokio")]
     pub(super) fn break_events(&self) {
-        // Disconnecting one end leaves an error at the other.
+        // Shutting down one end leaves an error at the other.
         let events = self.events.as_ref().expect("an event file");
         rustix::net::connect_unspec(events).expect("nobody");
     }
@@ -194,7 +194,7 @@ impl State {
         self.channels.get(&channel).expect("its other end").send(event).expect("room");
     }
 
-    /// Counts and logs a command. Answers after how many bytes its outputs end.
+    /// Counts and logs a command. Returns the number of bytes after which its outputs end.
     ///
     /// # Errors
     ///
@@ -291,7 +291,7 @@ impl State {
             }
             (UVERBS_OBJECT_MR, mr::UVERBS_METHOD_QUERY_MR) => {
                 let handle = attrs::handle(to.command, mr::UVERBS_ATTR_QUERY_MR_HANDLE);
-                // An importer may ask for anything.
+                // An importer may ask for any handle.
                 let region = handle.and_then(|handle| self.objects.get(&handle));
                 let Some(region) = region.filter(|region| region.object == UVERBS_OBJECT_MR) else {
                     return Err(Errno::NOENT);
@@ -387,7 +387,7 @@ impl State {
         Ok(())
     }
 
-    /// The objects that a queue pair depends on, all of which must exist.
+    /// The objects that a queue pair depends on. All must exist.
     fn parents_of_qp(&mut self, command: &Command<'_>) -> Result<Vec<u32>> {
         let mut parents = Vec::new();
         for (id, object) in [

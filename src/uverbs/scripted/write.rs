@@ -140,7 +140,8 @@ impl State {
             IB_USER_VERBS_CMD_QUERY_QP => {
                 let request: qp::ib_uverbs_query_qp = attrs::input(to.command, IN)?;
                 self.expect("query_qp", request.qp_handle, UVERBS_OBJECT_QP)?;
-                // A driver may leave out what is not asked for, and refuse what the response has no room for.
+                // A driver may leave out attributes that are not in the mask, and refuse those that the
+                // response has no room for.
                 if request.attr_mask != 0x1f_ffff {
                     return Err(Errno::INVAL);
                 }
@@ -192,7 +193,7 @@ impl State {
         self.expect("modify_qp", request.qp_handle, UVERBS_OBJECT_QP)?;
         let mask = qp::ib_qp_attr_mask::from_bits_retain(request.attr_mask);
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_CUR_STATE) {
-            // A driver might believe it.
+            // A driver might trust the claimed state.
             return Err(Errno::PROTO);
         }
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_PORT) {
@@ -200,7 +201,7 @@ impl State {
             self.object(request.qp_handle).port = request.port_num;
         }
         let own = self.object(request.qp_handle).port;
-        // A path of the way to RTR is one of the queue pair's own port.
+        // The path of INIT to RTR is one of the queue pair's own port.
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_AV) && own != 0 && request.dest.port_num != own
         {
             return Err(Errno::INVAL);
