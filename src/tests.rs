@@ -48,7 +48,7 @@ use crate::{
 };
 use uverbs_uapi::wc::ib_uverbs_wc;
 
-/// A device with what most tests begin with.
+/// A device with the objects that most tests need.
 pub(crate) struct Bench {
     pub(crate) script: Script,
     pub(crate) context: Context,
@@ -61,7 +61,7 @@ impl Bench {
         Bench::on(Script::new())
     }
 
-    /// On the device of a script.
+    /// The same objects on the device of a script.
     pub(crate) fn on(script: Script) -> Bench {
         let context = script.open(script.name());
         let pd = context.alloc_pd().unwrap();

@@ -1,4 +1,4 @@
-//! The memory of requests is freed, whatever is dropped first, and in whichever thread.
+//! The memory of requests is freed in any order of drops, in any thread.
 
 use super::futures::{Futures, Kind, cx, for_each_kind};
 use super::owned::Owned;
@@ -45,7 +45,7 @@ fn a_future_dropped_at_any_step_frees_its_memory<S: Kind>() {
     futures.complete(Role::Send, WcStatus::SUCCESS);
     assert_eq!(futures.pool.idle(), all - room + 1);
 
-    // Over, and the future was not polled.
+    // The request is over, and the future was not polled.
     futures.complete(Role::Send, WcStatus::SUCCESS);
     drop(posted.remove(0));
     assert_eq!(futures.pool.idle(), all - room + 2);
@@ -95,7 +95,7 @@ fn queue_driver_and_futures_can_be_dropped_in_any_order<S: Kind>() {
     }
 }
 
-/// Before and after the request is over.
+/// The future is dropped before and after the request is over.
 #[test]
 fn other_threads_may_drop_slices_of_a_buffer_in_flight() {
     let mut owned = Owned::new();
@@ -125,7 +125,7 @@ fn other_threads_may_drop_slices_of_a_buffer_in_flight() {
     assert_eq!(owned.pool.idle(), 7, "the completions have it");
     thread::spawn(move || drop(done)).join().unwrap();
     assert_eq!(owned.pool.idle(), 8);
-    // It has one holder, who may write it.
+    // The buffer has one holder, which may write it.
     let mut buffers: Vec<_> = std::iter::from_fn(|| owned.pool.take().ok()).collect();
     assert_eq!(buffers.len(), 8);
     buffers.iter_mut().for_each(|buffer| buffer.fill(1));
@@ -198,7 +198,7 @@ fn posting_polling_and_filling_on_three_threads_loses_no_buffer() {
             let buffer = done.memory.into_buffer().unwrap();
             assert!(buffer.iter().all(|byte| *byte == buffer[0]));
             completed += 1;
-            // The filling thread ends before the last buffers come back.
+            // The thread that fills buffers ends before the last buffers come back.
             let _ = to_fill.send(buffer);
         }
     }

@@ -103,7 +103,7 @@ fn a_change_that_the_kernel_refuses_says_what_may_be_wrong() {
     assert!(error.is_unsupported() && !error.message().contains("rates"), "{error}");
 }
 
-/// rxe lets a send queue that is being drained go nowhere but to `ERR`.
+/// rxe lets a queue pair whose send queue is being drained go only to `ERR`.
 #[test]
 fn a_reset_goes_by_way_of_an_error_only_where_the_kernel_wants_it() {
     let mut bench = Bench::new();
@@ -144,13 +144,13 @@ fn a_state_that_the_device_changed_is_learned() {
     assert_eq!(error.message(), "UD from ERR to ERR: superfluous sqd_async_notify");
 }
 
-/// rxe's driver takes the caller's word for it.
+/// rxe's driver does not check the claimed state.
 #[test]
 fn a_claimed_state_is_the_kernel_s_or_refused() {
     let bench = Bench::new();
     let qp = bench.qp(QpType::UD);
     let back = QpAttr::new().state(QpState::RTS).current_state(QpState::RTS);
-    // The library does not know of the failure, and then it does.
+    // First the library does not know of the failure, and then it does.
     bench.script.set_qp_state(qp.handle(), QpState::ERR.0);
     for _ in 0..2 {
         let error = qp.modify(&back).unwrap_err();
@@ -189,7 +189,7 @@ fn a_queue_pair_that_others_reset_works_on_only_after_a_reset_of_its_own() {
     let all = [S::RESET, S::INIT, S::RTR, S::RTS, S::SQD, S::SQE, S::ERR];
     let stale: Vec<usize> =
         all.map(|told| all.iter().filter(|before| learn(**before, told)).count()).to_vec();
-    // Back to each state lead those from which only a reset leads there.
+    // For each state, the number of states from which only a reset leads there.
     assert_eq!(stale, [6, 5, 4, 1, 1, 1, 0]);
 }
 

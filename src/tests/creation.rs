@@ -85,7 +85,7 @@ fn thread_and_parent_domains_need_no_kernel() {
     bench.script.fail_step(1, Errno::NOMEM);
     let td = bench.context.alloc_td().unwrap();
     let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
-    // A parent domain stands wherever a protection domain does, also under another.
+    // A parent domain is accepted in place of a protection domain, even under another parent domain.
     let nested = domain.parent_domain_builder().build().unwrap();
     assert_eq!((domain.handle(), nested.handle()), (bench.pd.handle(), bench.pd.handle()));
     drop((td, domain, nested));
@@ -228,7 +228,7 @@ fn a_request_beyond_a_limit_names_the_limit() {
     assert!(error.is_unsupported() && error.to_string().contains("only mlx5"), "{error}");
 }
 
-/// rxe of Linux 5.10 creates such a queue pair, and neither sends nor receives by it.
+/// rxe of Linux 5.10 creates such a queue pair, but it neither sends nor receives.
 #[test]
 fn raw_packets_are_refused_by_a_driver_that_has_none() {
     let Bench { script, pd, cq, .. } = &Bench::new();
@@ -252,7 +252,7 @@ fn a_queue_pair_on_a_shared_receive_queue_has_no_receives_of_its_own() {
     }
 }
 
-/// A driver of another ABI, or one that is wrong: requests would overlap.
+/// A driver of another ABI or a faulty one, whose WQEs would overlap.
 #[test]
 fn rings_whose_elements_are_too_small_for_their_sges_are_refused() {
     let Bench { script, pd, cq, .. } = &Bench::new();
@@ -307,7 +307,7 @@ fn a_resize_that_is_refused_names_the_one_cause() {
     srq.resize(3).unwrap();
 }
 
-/// When the kernel flushes a queue it shows a completion before it frees the place of the request.
+/// When the kernel flushes a queue, it publishes each completion before it frees the place of the request.
 #[test]
 fn a_queue_of_rxe_has_a_place_more_than_is_reported() {
     let bench = Bench::new();

@@ -69,7 +69,7 @@ fn a_refused_registration_frees_or_gives_back_the_memory() {
     assert_eq!(bench.context.leaked(), 0);
 }
 
-/// Destroys `$object`, first against the kernel's will.
+/// Destroys `$object` twice; the kernel refuses the first attempt.
 macro_rules! destroy_twice {
     ($script:expr, $object:expr) => {{
         let object = $object;
@@ -202,7 +202,7 @@ fn a_device_that_is_going_is_not_gone() {
     }
 }
 
-/// All objects of a file wait for the kernel together, however many there are.
+/// All objects of a file wait for the kernel together, up to one deadline.
 #[test]
 #[cfg_attr(miri, ignore = "it measures time")]
 fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
@@ -260,7 +260,7 @@ fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     assert_eq!(script.complaints(), [""; 0]);
 }
 
-/// One of everything, boxed so that it can be dropped in any order.
+/// One object of each kind, boxed so that they can be dropped in any order.
 fn one_of_everything(script: &Script) -> Vec<Box<dyn Send>> {
     let context = script.open("rxe0");
     let pd = context.alloc_pd().unwrap();
@@ -323,7 +323,7 @@ fn everything_may_be_dropped_in_any_order() {
             seed ^= seed << 13;
             seed ^= seed >> 7;
             seed ^= seed << 17;
-            // The first two rounds go through from either end.
+            // The first two rounds drop them from the beginning and from the end.
             let at = match round {
                 0 => 0,
                 1 => all.len() - 1,

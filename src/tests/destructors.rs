@@ -1,5 +1,5 @@
-//! The program's destructors run when its memory is proven back, and not before; a panic in one of them goes on then,
-//! and keeps nothing else from being done.
+//! The program's destructors run only when the device has given its memory back. A panic in one of them goes on
+//! afterwards, and does not keep the others from running.
 
 use super::Bench;
 use super::owned::{bring_up_owned, fresh};
@@ -127,7 +127,7 @@ fn a_scope_ends_its_requests_before_it_drops_tags_of_forgotten_batches() {
     }
 }
 
-/// The kernel refuses to reset the queue pair, which may still receive into what the scope borrowed.
+/// The kernel refuses to reset the queue pair, which may still receive into memory that the scope borrowed.
 #[test]
 #[cfg_attr(miri, ignore = "it starts a process")]
 fn a_panicking_tag_is_no_way_out_of_a_scope_that_the_kernel_does_not_end() {
@@ -165,7 +165,7 @@ fn a_reset_drops_all_tags_of_forgotten_batches_after_the_kernel_confirmed() {
     assert_eq!(cq.poll().unwrap().count(), 0, "nothing of them was posted");
 }
 
-/// And the batch is taken back whole.
+/// The whole batch is taken back.
 #[test]
 fn a_batch_that_is_dropped_by_a_panic_drops_its_tags_without_a_second_one() {
     let mut tagged = Tagged::new();

@@ -49,7 +49,7 @@ fn device_takes_what_it_has_of_the_options_with_the_next_change() {
     qp.modify(&to(QpState::RTS).sq_psn(Psn(0))).unwrap();
     assert_eq!(bench.script.log().last(), Some(&Op::MODIFY_QP), "it was told once");
     assert_eq!(qp.query_ece().unwrap(), with(0x1000_0002));
-    // A change that ends the connection tells nothing, and a reset forgets all.
+    // A change that ends the connection carries no options, and a reset drops them.
     qp.set_ece(with(1)).unwrap();
     qp.modify(&to(QpState::ERR)).unwrap();
     assert_eq!(told(&bench, &qp), 0x1000_000a);

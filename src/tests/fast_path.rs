@@ -1,5 +1,4 @@
-//! What mlx5's fast path does not check, because it was checked when the queue was created; on the
-//! scripted kernel.
+//! Checks that mlx5's fast path omits because the creation of the queue made them; on the scripted kernel.
 
 use crate::memory::recorded_order::{RecordedStep, steps_of};
 use crate::uverbs::scripted::Script;
@@ -48,7 +47,7 @@ fn only_a_queue_with_a_channel_is_armed() {
     }
 }
 
-/// Whether the queue shares its doorbell register, or has it with its thread domain.
+/// The queue shares its doorbell register, or has the register of its thread domain.
 #[test]
 fn one_request_goes_by_blueflame_and_a_batch_by_doorbell_from_either_kind_of_queue() {
     let script = Script::mlx5();

@@ -91,7 +91,7 @@ fn in_a_child_every_call_fails_with_forked_and_makes_no_system_call() {
         drop(channel);
         assert_eq!(script.log().len(), commands, "the kernel heard of it");
         assert_eq!(script.live(), live);
-        assert_eq!(script.mappings(), mappings, "the child unmapped what it inherited");
+        assert_eq!(script.mappings(), mappings, "the child unmapped inherited queues");
     });
     // The parent goes on undisturbed.
     let (.., mut qp, ud, ah, srq, cq, domain, td, channel) = everything.unwrap();

@@ -191,7 +191,7 @@ fn futures_fail_when_the_device_is_gone<S: Kind>() {
     assert_eq!((error.memory.is_some(), error.kind), (true, OpErrorKind::DriverGone));
 }
 
-/// The device is still there, and flushes what is posted.
+/// The device is still there, and flushes the posted requests.
 fn a_request_that_the_kernel_refuses_to_send_is_flushed<S: Kind>() {
     let mut futures = Futures::<S>::of();
     futures.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
@@ -242,7 +242,7 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full<S: Kind>() {
         assert_eq!(pending as usize, room, "after {round}");
     }
     assert!(inbox.poll_next(&mut cx()).is_pending());
-    // More than any queue holds.
+    // More receives than any queue holds.
     drop(inbox);
     drop(futures.qp.inbox(&futures.pool, usize::MAX));
 }
@@ -284,7 +284,7 @@ fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
     assert_eq!(message.buffer[..], [[0; 40].as_slice(), &[0xee; 5]].concat());
 }
 
-/// However often it is polled.
+/// In every poll.
 fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
@@ -324,7 +324,7 @@ fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
     }
 }
 
-/// And gives its buffers back: a driver that has ended is not started again.
+/// It also gives its buffers back: a driver that has ended is not started again.
 fn an_inbox_whose_driver_has_ended_repeats_its_error<S: Kind>() {
     let futures = Futures::<S>::of();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
@@ -352,7 +352,7 @@ fn a_queue_pair_of_another_thread_domain_is_refused() {
     cq.adopt(build(pd)).unwrap();
 }
 
-/// With its queue pairs, as one value.
+/// A worker moves with its queue pairs, as one value.
 #[test]
 fn a_worker_moves_to_its_thread() {
     let bench = Bench::new();
@@ -465,7 +465,7 @@ fn a_driver_ends_when_the_last_handle_is_dropped<S: Kind>() {
     assert!(matches!(Pin::new(&mut driver).poll(&mut cx()), Poll::Ready(Ok(()))));
 }
 
-/// The receives may complete in another order than that in which they were posted.
+/// The receives may complete in another order than they were posted in.
 fn messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let srq = futures.srq();
@@ -495,7 +495,7 @@ fn messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came<S: Kind>
     assert_eq!(futures.bench.script.pending(handle, Role::Recv), 3, "each makes room for another");
 }
 
-/// On a shared receive queue, too, where it looks for the one that was over first.
+/// On a shared receive queue, too, where the inbox looks for the receive that completed first.
 fn an_inbox_says_why_its_receives_cannot_be_posted<S: Kind>() {
     let futures = Futures::<S>::of();
     let foreign = futures.bench.context.alloc_pd().unwrap();
@@ -526,7 +526,7 @@ fn aborting_flushes_what_is_posted_and_refuses_the_rest<S: Kind>() {
 }
 
 fn memory_comes_back_from_a_request_as_what_it_was<S: Kind>() {
-    /// After a write of the memory.
+    /// Writes from the memory, and returns it from the completed request.
     fn back<S: Kind, L: Lend>(futures: &mut Futures<S>, memory: L) -> L {
         let remote = Remote { addr: 0x2000, rkey: Rkey(6) };
         let mut written = futures.qp.write(remote, memory);
@@ -552,7 +552,7 @@ fn memory_comes_back_from_a_request_as_what_it_was<S: Kind>() {
     back(&mut futures, ());
     let erased = back(&mut futures, erased.into_memory()).into_buffer().expect("a buffer");
     assert_eq!(&*erased, b"erased");
-    // And not as what it was not.
+    // And it does not come back as another type.
     assert!(<()>::back(erased.into_memory()).is_none());
     assert!(Page::back(Memory::None).is_none() && RegionSlice::back(Memory::None).is_none());
 }
@@ -568,7 +568,7 @@ fn completions_of_no_request_are_counted<S: Kind>() {
     assert_eq!(futures.cq.unmatched(), 2);
 }
 
-/// Until the connection breaks.
+/// The stream yields messages until the connection breaks.
 #[cfg(feature = "stream")]
 #[test]
 fn an_inbox_is_a_stream_of_messages() {
@@ -610,7 +610,7 @@ fn a_driver_arms_the_queue_before_it_sleeps_and_after_each_event() {
     }
 }
 
-/// After a false alarm the channel may hold two events, of which the event loop reports one.
+/// After a false alarm the channel may hold two events, and the event loop reports one.
 #[test]
 #[cfg_attr(miri, ignore = "it polls a file")]
 fn a_driver_reads_all_events_after_a_false_alarm_and_one_otherwise() {
@@ -624,7 +624,7 @@ fn a_driver_reads_all_events_after_a_false_alarm_and_one_otherwise() {
             futures.driver.readiness_mut().report();
             assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
         }
-        // It sleeps, or wakes up for nothing.
+        // The driver sleeps, or wakes without an event.
         for report in [false, false_alarm, false] {
             if report {
                 futures.driver.readiness_mut().report();
@@ -706,7 +706,7 @@ fn refused_memory_is_dropped_after_the_locks_are_released() {
     assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(()), "somebody waits for himself");
 }
 
-/// It may post another request, which takes the locks.
+/// A waker may post another request, which takes the locks.
 #[test]
 fn memory_of_an_abandoned_request_is_dropped_after_the_locks_are_released() {
     let (told, heard) = channel();
@@ -739,7 +739,7 @@ unsafe impl RegisteredBuffer for Page {
     fn sge(&self) -> RegionSge {
         if let Some((qp, script)) = self.breaks.lock().unwrap().take() {
             qp.abort().unwrap();
-            // As if the kernel had flushed what was posted then, and nothing since.
+            // As if the kernel had flushed all earlier requests, and none since.
             script.set_qp_state(qp.handle(), QpState::RTS.0);
         }
         self.sge

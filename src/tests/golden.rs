@@ -17,7 +17,7 @@ const SGES: [Sge; 2] = [
 const REMOTE: Remote = Remote { addr: 0x0f1e_2d3c_4b5a_6978, rkey: Rkey(0x5566_7788) };
 const ID: u64 = 0xfedc_ba98_7654_3210;
 
-/// Bytes of a request: those that are named, and zeros.
+/// Bytes of a request: the named fields, and zeros elsewhere.
 struct Golden(Vec<u8>);
 
 impl Golden {
@@ -42,8 +42,7 @@ impl Golden {
         self.bytes(at, &value.to_ne_bytes())
     }
 
-    /// Where the request acts at the peer: in the operation and as the address that rxe counts
-    /// up from.
+    /// The remote address: in the operation, and as the `iova` from which rxe counts up.
     fn remote(self) -> Golden {
         self.u64(24, 0x0f1e_2d3c_4b5a_6978).u64(152, 0x0f1e_2d3c_4b5a_6978)
     }

@@ -1,5 +1,5 @@
-//! Bytes that no healthy kernel, device or peer sends: random ones, and valid ones that were mutated. Whatever
-//! decodes them answers with a value or an error, and never panics.
+//! Bytes that no healthy kernel, device or peer sends: random ones, and valid ones that were mutated. Every
+//! decoder of them returns a value or an error, and never panics.
 //!
 //! An input depends on the seed, the name of its test and its number alone. `UVERBS_HOSTILE_INPUTS` sets how many a
 //! cheap decoder gets (a full run sets 200 000), `UVERBS_HOSTILE_SEED` another seed, and `UVERBS_HOSTILE_BYTES`, as a
@@ -116,7 +116,7 @@ pub(crate) struct Damage {
 }
 
 impl Damage {
-    /// None by an input without bytes.
+    /// An input without bytes damages no answer.
     pub(crate) fn new(input: &[u8]) -> Damage {
         // A program of the tests has some 60 answers or more.
         let healthy = input.first().map_or(0, |first| first / 4);

@@ -1,4 +1,4 @@
-//! What errors say: each cause has words of its own, and an error number.
+//! The messages of errors: each cause has its own text and an errno.
 
 use crate::aio::{OpError, OpErrorKind};
 use crate::owned::{Ending, PushError, ScopeError};

@@ -90,7 +90,7 @@ fn parts_of_two_queue_pairs_do_not_join() {
     super::ring(batch).unwrap();
 }
 
-/// Neither has a receive queue that could be missing.
+/// Neither type has a receive queue that could be missing.
 #[test]
 fn queue_pairs_without_receives_of_their_own_split_and_join() {
     let bench = Bench::on(Script::mlx5());

@@ -76,12 +76,12 @@ fn asker(view: &DomainView<'_>) -> Asker {
     (view.pd_context(), view.handle(), view.device().to_string())
 }
 
-/// An allocator that counts what it lent.
+/// An allocator that records its lent buffers.
 #[derive(Debug, Default)]
 struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
-    /// Address and layout, for what, and on whose behalf.
+    /// Address and layout of each buffer, its resource type, and the domain that asked.
     boxes: Mutex<Vec<(usize, Layout, ResourceType, Asker)>>,
     /// The freed buffers, oldest first.
     back: Mutex<Vec<ResourceType>>,
@@ -167,7 +167,7 @@ impl Bench {
 #[test]
 fn creation_that_fails_at_any_step_gives_everything_back() {
     let bench = Bench::new();
-    // Registers stay with the context; let it have them.
+    // Doorbell registers stay with the context: allocates them before counting.
     drop(bench.make().unwrap());
     let (live, mappings) = (bench.script.live(), bench.script.mappings());
     for errno in [Errno::NOMEM, Errno::IO, Errno::AGAIN] {
@@ -236,7 +236,7 @@ fn the_doorbell_record_is_freed_before_the_queue() {
     cq.destroy().unwrap();
     let both = [record(ResourceType::MLX5_SRQ), record(ResourceType::MLX5_CQ)].concat();
     assert_eq!(back(), both);
-    // Also for an object that was never made.
+    // Also when the creation of the object fails.
     for (step, queue) in [(1, ResourceType::MLX5_CQ), (2, ResourceType::MLX5_SRQ), (3, qp)] {
         bench.script.fail_step(step, Errno::NOMEM);
         bench.make().unwrap_err();
@@ -251,18 +251,18 @@ fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     drop(own);
     assert_eq!(bench.memory.outstanding(), 6, "two of each");
     bench.script.refuse_destroy(qp.handle(), Errno::BUSY);
-    // An explicit call comes back, and changes nothing.
+    // An explicit `destroy` returns the error, and changes nothing.
     let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), bench.memory.outstanding()), (Errno::BUSY, 6));
     bench.script.refuse_destroy(srq.handle(), Errno::IO);
     drop((qp, srq, cq));
-    // The scripted kernel lets go of the completion queue only if nothing stands on it.
+    // The scripted kernel destroys the completion queue only if no object depends on it.
     assert_eq!(bench.context.leaked(), 3);
     assert_eq!(bench.memory.outstanding(), 6);
     assert_eq!(bench.script.count(objects::UVERBS_OBJECT_QP), 1);
 }
 
-/// Their sends and receives are in memory of their own.
+/// Raw packet queue pairs have their send and receive queues in separate memory.
 #[test]
 fn memory_of_raw_packets_stays_as_long_as_the_kernel_has_them() {
     let bench = Bench::new();
@@ -279,7 +279,7 @@ fn memory_of_raw_packets_stays_as_long_as_the_kernel_has_them() {
     assert_eq!((bench.memory.outstanding(), bench.context.leaked()), (3, 1));
 }
 
-/// A receive that lies in two pages of the device's would be written in part elsewhere.
+/// A receive WQE across two pages of the device would be written in part elsewhere.
 #[test]
 fn queues_begin_at_a_multiple_of_a_receive_s_size() {
     let bench = Bench::new();
@@ -468,12 +468,13 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
     let qp = || bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
-    // The pages by their number, from the one for arming on.
+    // Page numbers, counted from the page for arming.
     let first = u32::from(bench.script.asked::<mlx5_ib_create_cq>(Op::CREATE_CQ).uar_page_index);
     let number = |qp: &QpControl| bench.script.object(qp.handle()).max_wr - first;
     let page = |qp: &QueuePair| number(qp);
     let pages = || bench.script.count(MLX5_IB_OBJECT_UAR);
-    // One page is there for arming. Two registers a page, four of one's own, twelve to share.
+    // One page is there for arming. There are two registers in a page, four for one queue pair
+    // each, and twelve to share.
     assert_eq!(pages(), 1);
     let own: Vec<_> = (0..4).map(|_| qp()).collect();
     assert_eq!(pages(), 3);
@@ -490,7 +491,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     shared.retain(|qp| page(qp) != 3);
     shared.extend((0..4).map(|_| qp()));
     assert_eq!(shared[20..].iter().map(page).collect::<Vec<_>>(), [3; 4]);
-    // A queue pair that goes leaves its register to the next one.
+    // The next queue pair gets the register of a destroyed one.
     let first = page(&own[0]);
     drop(own);
     assert_eq!(page(&qp()), first + 1, "the one that came back last");
@@ -537,7 +538,7 @@ fn the_link_layer_of_a_port_is_queried_once() {
     bench.pd.create_ah(&path).unwrap();
     assert_eq!(counts(), [1, 1]);
     bench.pd.create_ah(&path).unwrap();
-    // Entries of the table come and go.
+    // Entries of the GID table change, so each is queried again; the port's link layer is remembered.
     assert_eq!(counts(), [1, 2]);
     // The kernel is not asked about a port that is not there, nor about an index beyond all tables.
     for (port, index) in [(0, 3), (2, 3), (300, 3), (1, 256)] {
@@ -631,7 +632,7 @@ fn a_panic_in_an_allocator_leaves_nothing() {
     assert_eq!(bench.script.live(), live);
 }
 
-/// A panic in `free` is counted as a leak, so that what [`Counted`] compares when memory comes back is seen.
+/// A panic in `free` is counted as a leak, so that a failed assertion of [`Counted`] shows.
 #[test]
 fn domains_that_share_an_allocator_are_told_apart() {
     let bench = Bench::new();
@@ -647,7 +648,7 @@ fn domains_that_share_an_allocator_are_told_apart() {
     let cq = bench.context.cq_builder(10).parent_domain(&one).build().unwrap();
     let qp = other.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let srq = bench.domain.srq_builder(10).build().unwrap();
-    // A queue and its doorbell record each.
+    // Each object has two buffers: a queue and its doorbell record.
     let expected = [(7, &bench.pd), (8, &second), (0, &bench.pd)];
     let expected = expected.map(|(number, pd)| (number, pd.handle(), "mlx5_0".to_string()));
     assert_eq!(asked(), expected.each_ref().map(|of| [of.clone(), of.clone()]).as_flattened());
@@ -715,12 +716,12 @@ fn an_arena_gets_its_memory_back() {
     assert_eq!((arena.buffers(), arena.used(), bench.context.leaked()), (0, 0, 0));
 }
 
-/// [`Counted`] memory that is said to be of a dma-buf.
+/// [`Counted`] memory that the allocator reports as part of a dma-buf.
 #[derive(Debug)]
 struct Parts {
     memory: Counted,
     offset: u64,
-    /// Memory for anything else is said to be of none.
+    /// The only resource whose memory is reported so; `None` is all.
     only: Option<ResourceType>,
 }
 
@@ -765,7 +766,7 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
         (parts.clone(), pd.parent_domain_builder().allocator(parts).build().unwrap())
     };
     let (parts, at_page) = domain(0x7_0000);
-    // The fabric's kernel is older than the attributes, and is not told an address in their stead.
+    // The fabric's kernel is older than the attributes, and does not get an address instead.
     let error = context.cq_builder(10).parent_domain(&at_page).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
     let named = |op, id| script.attribute::<ib_uverbs_buffer_desc>(op, id).unwrap();

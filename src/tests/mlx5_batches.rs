@@ -1,5 +1,5 @@
-//! Random batches of every length, between a queue pair of mlx5 and itself: numbers and order are kept, and room is
-//! exact at every step.
+//! Random batches of every length, between a queue pair of mlx5 and itself: work request ids and order are kept,
+//! and room is exact at every step.
 
 use super::{Bench, connect_to_itself, ring, ring_recv};
 use crate::uverbs::scripted::Script;
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::collections::VecDeque;
 
-/// A generator that repeats itself from run to run.
+/// A generator with the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -28,12 +28,12 @@ struct Ends {
     srq: Option<SharedReceiveQueue>,
     cq: CompletionQueue,
     memory: MemoryRegion<u8>,
-    /// Requests that have not completed, and whether each will say so.
+    /// Requests that have not completed, and whether each is signaled.
     sends: VecDeque<(u64, bool)>,
     receives: VecDeque<u64>,
     /// Receives that no message was sent for.
     unused: u32,
-    /// As many requests as fit.
+    /// The capacities of the send and the receive queue.
     most: (usize, usize),
     next: u64,
     /// Messages that arrived.
@@ -62,7 +62,7 @@ impl Ends {
         Ends { script, qp, srq, cq, memory, sends, receives, unused: 0, most, next: 0, received: 0 }
     }
 
-    /// Pushes a batch, of which some are dropped without a trace.
+    /// Pushes a batch, and drops some batches without ringing.
     fn send(&mut self, random: &mut Random) {
         let remote = Remote { addr: self.memory.addr(), rkey: self.memory.rkey() };
         let sge = [self.memory.sge(..8).unwrap()];
@@ -79,7 +79,7 @@ impl Ends {
                 _ if takes_receive => SendWr::send(&[]),
                 _ => SendWr::write(remote, &[]),
             };
-            // Without a completion there is never room again.
+            // Without a signaled request there would never be room again.
             let last = self.sends.len() + pushed.len() + 1 == self.most.0;
             let signaled = last || random.below(3) == 0;
             let id = self.next + pushed.len() as u64;
@@ -131,7 +131,7 @@ impl Ends {
                 self.received += 1;
                 continue;
             }
-            // It ends those before it that were not to say so.
+            // A completion also ends the unsignaled requests before it.
             loop {
                 let (id, signaled) = self.sends.pop_front().expect("a request");
                 if signaled {

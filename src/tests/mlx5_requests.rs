@@ -1,4 +1,4 @@
-//! What the driver of mlx5 is asked for: it reads each queue where the library put it, in the size that it is told.
+//! Requests to mlx5's driver: it finds each queue at the address and in the size that the library passes.
 
 use super::mlx5::Bench;
 use crate::uverbs::scripted::Op;
@@ -54,7 +54,7 @@ fn the_queues_of_a_queue_pair_fill_the_memory_that_the_driver_is_told() {
     }
 }
 
-/// The kernel pins what the queues of the queue pair are in.
+/// The kernel pins the memory of the queue pair's queues.
 #[test]
 fn the_kernel_is_told_how_large_both_queues_are() {
     let bench = Bench::new();
@@ -142,7 +142,7 @@ fn a_shared_receive_queue_tells_one_receive_fewer_than_its_memory_holds() {
         let srq = bench.domain.srq_builder(asked).build().unwrap();
         let told = bench.script.object(srq.handle()).max_wr;
         let [(_, bytes)] = bench.buffers(ResourceType::MLX5_SRQ)[..] else { panic!("one buffer") };
-        // The driver makes a power of two of it, with an entry that the device keeps.
+        // The driver rounds it up to a power of two, with one entry that stays free.
         let entries = told + 1;
         assert!(told >= asked && entries.is_power_of_two(), "{asked}: {told}");
         assert_eq!(bytes, entries as usize * 32, "{asked}: {told}");

@@ -1,5 +1,5 @@
-//! The rings of mlx5 behind the public types: what requests name, and what a reset or the end of a queue pair
-//! leaves in them.
+//! The rings of mlx5 behind the public types: the queue pairs and keys that requests name, and the state of
+//! the rings after a reset or the end of a queue pair.
 
 use super::{bring_up, connect_to_itself, ring, ring_recv};
 use crate::uverbs::scripted::Script;
@@ -43,7 +43,7 @@ impl Bench {
     }
 }
 
-/// Writes no bytes to the peer, which the device completes.
+/// Posts a write of no bytes, which the device completes.
 fn post(bench: &Bench, qp: &mut QueuePair) {
     let mut batch = qp.send_batch().unwrap();
     let remote = Remote { addr: 0, rkey: Rkey(0) };

@@ -111,7 +111,7 @@ fn a_wr_id_of_another_request_gives_nothing_back() {
     owned.send("one");
     let send = owned.taken(Role::Send);
     let qpn = owned.qp.qpn().0;
-    // Another queue pair, slot, table and time; then the right one twice.
+    // Completions with another queue pair, slot, table and generation; then the right one twice.
     let strays = [wc(qpn + 1, send), wc(qpn, send + 4), wc(qpn, send ^ 2), wc(qpn, send ^ 1 << 56)];
     for stray in strays {
         owned.complete_as(stray);
@@ -189,7 +189,7 @@ fn a_visitor_learns_how_much_arrived() {
     }
 }
 
-/// What had completed is found as it was.
+/// Completions from before are found unchanged.
 #[test]
 fn closing_a_queue_pair_gives_back_what_did_not_complete() {
     let mut owned = Owned::new();
@@ -229,7 +229,7 @@ fn a_full_queue_gives_the_buffer_back() {
     assert_eq!(owned.qp.send_room(), 0);
 }
 
-/// So rxe flushes a queue: first the completion, then the place.
+/// rxe flushes a queue in this order: it publishes the completion, and then frees the place.
 #[test]
 fn a_completed_request_makes_room_before_the_kernel_frees_its_place() {
     for role in [Role::Send, Role::Recv] {
@@ -338,7 +338,7 @@ fn memory_that_a_request_must_not_have_is_refused() {
     assert_eq!((owned.pool.idle(), foreign.idle()), (8, 64));
 }
 
-/// Seen in a buffer that comes back because the queue is full.
+/// The test sees it in a buffer that comes back because the queue is full.
 #[test]
 fn only_a_receive_of_datagrams_clears_the_room_of_the_header() {
     for (qp_type, cleared) in [(QpType::UD, 40), (QpType::RC, 0)] {
@@ -479,7 +479,7 @@ fn memory_is_not_freed_while_the_device_is_being_removed() {
         script.begin_to_vanish();
         script.refuse_destroy(handle, errno);
         if patient {
-            // At the third attempt.
+            // DESTROY succeeds at the third attempt.
             let tries = AtomicU32::new(0);
             let permit = move || {
                 if tries.fetch_add(1, Ordering::Relaxed) == 2 {
@@ -575,7 +575,7 @@ fn completions_of_dropped_queue_pairs_make_room_for_new_ones() {
     let mut owned = Owned::new();
     let (script, handle) = (owned.bench.script.clone(), owned.cq.queue().handle());
     let depth = owned.qp.caps().max_send_wr;
-    // Each leaves completions in the queue, and nothing polls.
+    // Each queue pair leaves completions in the queue, and nobody polls.
     for _ in 0..=owned.cq.queue().capacity() / depth {
         let mut qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
         bring_up_owned(&owned.bench.script, &qp);
@@ -842,7 +842,7 @@ fn a_pool_has_1_to_2_to_the_31st_buffers_and_bytes_in_each() {
     assert!(least.take().is_ok());
 }
 
-/// What a peer is told is where the buffer begins now.
+/// The remote address for a peer is the buffer's present beginning.
 #[test]
 fn peers_may_read_the_buffers_of_a_pool_that_was_built_so() {
     let bench = Bench::new();
@@ -868,7 +868,7 @@ fn peers_may_read_the_buffers_of_a_pool_that_was_built_so() {
     }
 }
 
-/// Whatever the depths that were asked for.
+/// For all requested depths.
 #[test]
 fn a_queue_takes_as_many_requests_as_its_depth_says() {
     let bench = Bench::new();

@@ -1,5 +1,6 @@
 //! Code of the program that panics in a poll of the library: a waker that is cloned, called or dropped, memory that is
-//! asked for its bytes. The state afterwards is the one before, or one step further, and nothing is lost.
+//! asked for its bytes. Afterwards the state is as before the poll or one step further, and no request or waker is
+//! lost.
 #![allow(
     unsafe_code,
     reason = "a waker whose clone and drop are the program's code is made by hand"
@@ -27,7 +28,7 @@ for_each_kind! {
     a_queue_pair_whose_drivers_waker_panics_leaves_no_entry
 }
 
-/// Counts its calls down, and panics in one of them.
+/// Counts down its calls, and panics at zero.
 struct Fuse(AtomicIsize);
 
 impl Fuse {
@@ -174,12 +175,12 @@ fn a_waker_that_panics_in_any_call_costs_no_message<S: Kind>() {
             panic!("it waits")
         };
         assert_eq!(error.kind, OpErrorKind::Status(WcStatus::LOC_LEN_ERR));
-        // The wakers of receives that are still posted.
+        // Drops the wakers of receives that are still posted.
         let _ = catch_unwind(AssertUnwindSafe(|| drop((inbox, futures))));
     });
 }
 
-/// Bytes that panic when they are asked for their place.
+/// Memory that panics when the library asks for its address.
 struct Shy {
     sge: RegionSge,
     is_shy: Arc<AtomicBool>,

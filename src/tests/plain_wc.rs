@@ -1,4 +1,4 @@
-//! Completions as plain data say what the lent ones say, and leave the queue free.
+//! Completions as plain data have the fields of the lent ones, and do not borrow the queue.
 
 use super::{Bench, connect_to_itself, ring, wc};
 use crate::uverbs::scripted::Script;
@@ -38,7 +38,7 @@ fn polling_into_an_array_takes_as_many_as_fit_in_order() {
     assert_eq!(bench.cq.poll_into(&mut wcs), Ok(3));
     assert_eq!(wcs.map(|wc| wc.wr_id), [1, 2, 3]);
     assert_eq!(bench.cq.poll_into(&mut wcs), Ok(2));
-    // What was not written is as it was.
+    // Elements that were not written are unchanged.
     assert_eq!(wcs.map(|wc| wc.wr_id), [4, 5, 3]);
     assert_eq!(bench.cq.poll_into(&mut wcs), Ok(0));
 }
@@ -77,7 +77,7 @@ fn plain_completions_of_rxe_say_what_lent_ones_say() {
     let error = wcs[1].ok().unwrap_err();
     assert_eq!((error.status, error.wr_id), (WcStatus::RETRY_EXC_ERR, 10));
     assert_eq!((error.qpn, error.vendor_err), (Qpn(qpn), 0x81));
-    // All else is untold, and not left over from the success before.
+    // All other fields are unset, and not left over from the success before.
     assert_eq!((wcs[1].imm, wcs[1].byte_len, wcs[1].src_lid), (None, 0, 0));
 }
 

@@ -1,4 +1,4 @@
-//! Devices with more ports than one: the first on Ethernet, the second on InfiniBand.
+//! Devices with several ports: the first on Ethernet, the second on InfiniBand.
 
 use crate::port::LinkLayers;
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
@@ -145,7 +145,7 @@ fn queue_pairs_connect_over_the_port_of_their_endpoint() {
         qp().endpoint(&nowhere).unwrap_err()
     });
     assert!(refused.iter().all(|error| error.message().contains("has ports 1 to 2")));
-    // A path of another port is for the kernel to refuse, which knows of migration.
+    // The library leaves a path of another port to the kernel, which knows whether it is for migration.
     let qp = qp();
     let init = QpAttr::new().state(QpState::INIT).port(2).pkey_index(0);
     qp.modify(&init.access(crate::Access::empty())).unwrap();

@@ -271,7 +271,7 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     ring_recv(batch).unwrap();
     let handle = srq.handle();
     assert_eq!(bench.script.pending(handle, Role::Recv), 1);
-    // Growing keeps what was posted, and makes room.
+    // Growing keeps the posted receives, and makes room.
     srq.resize(12).unwrap();
     let mut batch = srq.batch().unwrap();
     assert_eq!(batch.room(), 14);
@@ -282,7 +282,7 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     srq.set_limit(2).unwrap();
     assert_eq!(srq.query().unwrap().limit, 2);
     assert_eq!(srq.set_limit(100).unwrap_err().errno(), Errno::INVAL);
-    // A ring that the kernel has left takes nothing that would be lost in it.
+    // A ring that the kernel has left takes no receives: they would be lost.
     bench.script.fail_step(2, Errno::NOMEM);
     assert_eq!(srq.resize(20).unwrap_err().errno(), Errno::NOMEM);
     let mut batch = srq.batch().unwrap();
@@ -306,7 +306,7 @@ fn a_completion_queue_wraps_overflows_and_recovers() {
         assert_eq!(poll_ids(&mut cq), [0; 0]);
         next += count;
     }
-    // Entries are the device's again once the poll ends, and not while it lasts.
+    // Entries go back to the device when the poll ends, and not before.
     for id in 0..7 {
         assert!(bench.script.complete(cq.handle(), wc(99, id)));
     }
@@ -339,7 +339,7 @@ fn resizing_keeps_completions() {
     assert_eq!(poll_ids(&mut cq), [1, 2, 3, 4, 5, 6]);
     let mappings = if cfg!(miri) { 0 } else { 2 };
     assert_eq!(bench.script.mappings(), mappings, "the old ring is unmapped");
-    // Refused or not mapped: nothing is invented.
+    // Refused, or not mapped: the queue yields no completion that was not there.
     bench.script.fail_step(1, Errno::NOMEM);
     assert_eq!(cq.resize(40).unwrap_err().errno(), Errno::NOMEM);
     assert!(bench.script.complete(cq.handle(), wc(99, 7)));
@@ -364,7 +364,7 @@ fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
     window.settle(WcStatus::GENERAL_ERR);
 }
 
-/// The indices lie in memory that the kernel writes, and that a forked child has, too.
+/// The indices are in memory that the kernel writes, and that a forked child shares.
 #[test]
 fn rings_stay_in_bounds_whatever_the_indices_say() {
     let mut bench = Bench::new();

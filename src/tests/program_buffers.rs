@@ -1,4 +1,4 @@
-//! Memory of the program's own is lent by value, and comes back as what it was.
+//! Memory of the program's own is lent by value, and comes back as the same value.
 #![allow(unsafe_code, reason = "the point of the tests")]
 
 use super::owned::Owned;
@@ -95,7 +95,7 @@ fn a_page_is_named_and_comes_back_as_it_was() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// What comes back erased can be lent again as it is.
+/// Memory that comes back with its type erased can be lent again.
 #[test]
 fn an_erased_page_is_lent_again() {
     let mut owned = Owned::new();
@@ -128,7 +128,7 @@ fn an_erased_page_is_lent_again() {
     assert!(matches!(memory, Some(Memory::Program(ProgramBuffer { .. }))));
 }
 
-/// A page of these bytes that was written from and came back, which forgot its type.
+/// A page of these bytes that a write was posted from, and that came back with its type erased.
 fn written(owned: &mut Owned, sge: RegionSge) -> Memory {
     let mut batch = owned.qp.send_batch().unwrap();
     let page = Page { sge, _alive: Arc::new(()) };
@@ -138,7 +138,7 @@ fn written(owned: &mut Owned, sge: RegionSge) -> Memory {
     owned.cq.poll().unwrap().next().unwrap().memory
 }
 
-/// Its type is forgotten, and not that a device may write it.
+/// Erased memory still records whether a device may write it.
 #[test]
 fn an_erased_page_that_may_be_written_takes_what_is_read_and_received() {
     let mut owned = Owned::new();
@@ -154,7 +154,7 @@ fn an_erased_page_that_may_be_written_takes_what_is_read_and_received() {
     assert!(erased.into_program::<Page>().is_ok());
 }
 
-/// Its type is forgotten, and not its key.
+/// Erased memory still has its key.
 #[test]
 fn an_erased_page_names_its_bytes_and_its_domain() {
     let (mut owned, mut other) = (Owned::new(), Owned::new());

@@ -1,5 +1,4 @@
-//! The sentences of errors that a kernel answers by a number alone: what was asked, what is wrong with it, and what
-//! to change.
+//! Messages for errors that a kernel reports by an errno alone: the arguments, their fault, and the remedy.
 
 use super::{Bench, bring_up};
 use crate::owned::OwnedCompletionQueue;
@@ -36,7 +35,7 @@ fn refused<T: std::fmt::Debug>(
     error
 }
 
-/// No error shows a struct, flags as a number, or a size of more digits than one reads.
+/// No error message contains a struct, flags as a number, or a size of more than nine digits.
 fn check_style(error: &Error) {
     let text = error.to_string();
     assert!(!text.contains('{') && !text.contains("(0x"), "{text}");
@@ -81,12 +80,12 @@ fn a_path_that_the_kernel_does_not_take_says_why() {
             }
         }
     }
-    // The index is beyond the table, and the kernel said nothing but a number.
+    // The index is beyond the table, and the kernel answers only an errno.
     let beyond = AddressVector::global(1, 9, near.into());
     let call = || bench.pd.create_ah(&beyond);
     let error = refused(&bench.script, Op::CREATE_AH, Errno::INVAL, call);
     assert_eq!(error.message(), "index 9 of port 1, whose table has 4 entries");
-    // Another error has what was asked for.
+    // Another errno gets the arguments in its message.
     let call = || bench.pd.create_ah(&path(near));
     let error = refused(&bench.script, Op::CREATE_AH, Errno::BUSY, call);
     assert_eq!(error.message(), "port 1 of rxe0, GID index 3 to 10.0.1.9");
@@ -111,7 +110,7 @@ fn a_change_of_a_queue_pair_that_the_kernel_refuses_names_the_value_or_the_attri
     let many = to_rtr(path(near)).max_dest_rd_atomic(255);
     let error = modify(&many, QpState::INIT);
     assert!(error.message().starts_with("max_dest_rd_atomic 255 is above the device's"), "{error}");
-    // Nothing is known to be wrong: the attributes by their names, and no values.
+    // No fault is known: the message has the names of the attributes, and no values.
     let qp = make();
     qp.qp.set_state(QpState::RTS);
     let attr = QpAttr::new().state(QpState::RTS).access(Access::empty()).min_rnr_timer(1);
@@ -120,7 +119,7 @@ fn a_change_of_a_queue_pair_that_the_kernel_refuses_names_the_value_or_the_attri
     assert!(error.message().starts_with(text), "{error}");
     let error = refused(&bench.script, Op::MODIFY_QP, Errno::BUSY, || qp.modify(&attr));
     assert_eq!(error.message(), "RC from RTS to RTS with access, min_rnr_timer");
-    // It is not about a value, so that neither port nor device are asked for their limits.
+    // The errno is not about a value, so neither port nor device limits are queried.
     let (qp, before) = (make(), bench.script.log().len());
     let error = refused(&bench.script, Op::MODIFY_QP, Errno::BUSY, || qp.modify(&init));
     assert_eq!(error.message(), "RC from RESET to INIT with access, pkey_index, port");
@@ -156,7 +155,7 @@ fn memory_that_the_kernel_does_not_register_is_described() {
     let exchange = || region.exchange(vec![0u8; 64]).map_err(|failed| failed.error);
     let error = refused(&bench.script, rereg, Errno::INVAL, exchange);
     assert!(error.message().starts_with("64 bytes with access LOCAL_WRITE"), "{error}");
-    // Larger than any machine: the size is in a unit.
+    // More memory than any machine has: the message has the size in a unit.
     check_style(&bench.pd.mr_builder().allocate::<u64>(1 << 60).unwrap_err());
 }
 
@@ -196,7 +195,7 @@ fn errors_of_other_numbers_say_what_was_asked_for() {
         assert!(error.message().starts_with(text), "{error}: {text}");
         assert_eq!(error.kernel_errno(), Some(errno));
     }
-    // The sentence of the kernel's number is kept.
+    // The text of the kernel's errno is kept.
     let gone = refused(script, Op::CREATE_CQ, Errno::IO, || context.cq_builder(4).build());
     assert!(gone.message().contains("the device is gone"), "{gone}");
 }
@@ -217,7 +216,7 @@ fn a_rule_that_the_kernel_refuses_is_described_in_words() {
     }
 }
 
-/// A queue pair completes to whatever leads to a completion queue.
+/// Every type that leads to a completion queue can be given to a queue pair.
 #[test]
 fn guards_and_pointers_of_completion_queues_are_taken() {
     let bench = Bench::new();
@@ -251,7 +250,7 @@ fn a_queue_pair_is_adopted_before_it_is_connected() {
     assert!(error.message().ends_with("adopt first, then connect"), "{error}");
     assert!(error.message().contains("not in state RESET but in RTS"), "{error}");
     drop(qp);
-    // Twice what was asked for and 4 more are enough, as `cq_builder` says; exactly as many are not.
+    // Twice the requested number and 4 more are enough, as `cq_builder` says; exactly the requested number is not.
     let bench = Bench::on(Script::mlx5());
     for (sends, receives) in [(1, 1), (5, 0), (33, 1), (100, 3)] {
         let exact = bench.context.cq_builder(2 * (sends + receives) + 4).build().unwrap();

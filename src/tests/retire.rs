@@ -148,7 +148,7 @@ fn both_completion_queues_discard() {
         assert!(bench.script.complete(cq, wc(dead.qpn().0, 1)));
         assert!(bench.script.complete(cq, wc(live.qpn().0, 2)));
     }
-    // The last part to go is the queue pair's end.
+    // The queue pair is destroyed with its last part.
     let parts = dead.split();
     drop((parts.send, parts.recv));
     assert_eq!(poll_ids(&mut send), [1, 2]);

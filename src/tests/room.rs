@@ -1,4 +1,4 @@
-//! A completion queue does not overflow if all its queue pairs were adopted, whatever they post meanwhile.
+//! A completion queue does not overflow if all its queue pairs were adopted, even if they post during polls.
 #![allow(clippy::forget_non_drop, reason = "callers may do either")]
 
 use super::owned::{bring_up_owned, fresh};
@@ -21,7 +21,7 @@ fn fill(script: &Script, qp: &mut OwnedQueuePair<u32>, cq: u32) {
 }
 
 /// A program that posts during a poll, one request for each completion, overflows no completion
-/// queue, however tightly it is sized.
+/// queue, not even one of the least size.
 #[test]
 fn posting_during_a_poll_does_not_overflow_the_queue() {
     const POSTS: u32 = if cfg!(miri) { 12 } else { 1000 };
@@ -70,7 +70,7 @@ fn posting_during_a_poll_does_not_overflow_the_queue() {
             let handle = cq.queue().handle();
             assert_eq!(cq.queue().capacity() - all, spare, "room to spare");
             fill(script, &mut qp, handle);
-            // Other completions come last.
+            // The completions of the other queue pair come last.
             for _ in 7..all {
                 assert!(script.complete(handle, wc(0xff_ffff, 0)));
             }
@@ -95,7 +95,7 @@ fn completions_that_a_reset_discards_make_room() {
     let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
     let handle = cq.queue().handle();
     let (theirs, qpn) = (script.clone(), qp.qpn().0);
-    // The request completes during the reset: too late for the reset to find the completion.
+    // The request completes during the reset, too late for the reset to discard the completion.
     script.before(Op::MODIFY_QP, move || {
         (0..4).for_each(|id| assert!(theirs.complete(handle, wc(qpn, id))));
     });

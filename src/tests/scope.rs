@@ -229,7 +229,7 @@ fn a_scope_s_request_names_the_memory_that_it_borrows() {
     assert!(scoped.is_ok());
 }
 
-/// The device may write no header, and what an earlier holder left is none.
+/// The device may write no header, and the bytes that an earlier holder left are none.
 #[test]
 fn only_a_scope_s_receive_of_datagrams_clears_the_room_of_the_header() {
     for (qp_type, cleared) in [(QpType::UD, 40), (QpType::RC, 0)] {
@@ -326,7 +326,7 @@ fn a_scope_resets_the_queue_pair_if_the_flush_does_not_come() {
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }
 
-/// However long the kernel takes to remove the device: until then the device may write borrowed memory.
+/// The scope waits as long as the kernel takes to remove the device: until then the device may write borrowed memory.
 #[test]
 fn a_scope_waits_while_the_device_is_being_removed() {
     // Longer than dropped objects wait, and longer than a kernel may refuse.
@@ -365,7 +365,7 @@ fn a_scope_waits_while_the_device_is_being_removed() {
     assert_eq!(owned.bench.context.leaked(), 0);
 }
 
-/// Its own reasons may pass, and the process need not be aborted.
+/// The kernel's reason for a refusal may pass, and then the process need not be aborted.
 #[test]
 fn a_scope_asks_again_while_the_kernel_refuses_to_deregister() {
     let owned = &mut Owned::new();
@@ -389,7 +389,7 @@ fn a_scope_asks_again_while_the_kernel_refuses_to_deregister() {
     kernel.unwrap().join().unwrap();
 }
 
-/// If the scope returned, the device could write memory that is in other use.
+/// If the scope returned, the device could write memory that the program uses again.
 #[test]
 #[cfg_attr(miri, ignore = "it starts a process")]
 fn a_kernel_that_refuses_the_reset_aborts_the_process() {

@@ -11,14 +11,14 @@ use crate::{
 };
 use uverbs_uapi::object::{UVERBS_OBJECT_CQ, UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
 
-/// An exporter, and an importer that was told where its file comes from.
+/// An exporter, and an importer with the envelope of the exporter's context.
 fn shared() -> (Bench, Context) {
     let bench = Bench::new();
     let importer = bench.script.import("rxe0", Some(&bench.context.export())).unwrap();
     (bench, importer)
 }
 
-/// Takes over what was imported.
+/// Takes over an imported object.
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
 pub(super) fn own<T: Importable>(imported: Imported<T>) -> Result<T, ErrorWith<Imported<T>>> {
     // SAFETY: the scripted kernel uses no handle again.
@@ -66,7 +66,7 @@ fn an_envelope_of_something_else_imports_no_context() {
     let other = Script::new();
     let context = other.open("rxe0");
     let told = Bench::new().context.export();
-    // The scripted devices differ in nothing but their files, of which a bare file does not tell.
+    // The scripted devices differ only in their files, which an import without an envelope cannot tell apart.
     assert!(other.import("rxe0", Some(&told)).is_ok());
     drop(context);
 }
@@ -109,7 +109,7 @@ fn an_imported_domain_is_like_any_other() {
     let (pd, error) = pd.unimport().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(pd);
-    // The importer destroys the objects that it made, whatever it imported before.
+    // The importer destroys the objects that it made, even after imports.
     drop((qp, region));
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_QP), 1);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
@@ -128,8 +128,8 @@ fn ownership_moves() {
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_PD), 0);
     let pd = own(importer.import_pd(&sent_pd).unwrap()).unwrap();
     let mut region = own(pd.import_mr(&sent).unwrap()).unwrap();
-    // The envelope may have been made up, of one of this process's own pools: no rights are added, and
-    // no memory is put in its place.
+    // The envelope may be forged and name a region of this process's own pools: the region gets no
+    // further rights and no other memory.
     let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let error = region.rereg(Rereg::new().access(all)).unwrap_err();
     assert_eq!(error.errno(), Errno::PERM, "{error}");
@@ -271,9 +271,8 @@ fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
     assert_eq!(bench.script.log().len(), asked, "the kernel was asked");
 }
 
-/// Bytes of which the check value is right and the rest whatever: what they are taken for is there, and
-/// is what they say as far as the kernel tells; and nothing that the kernel has is made or destroyed,
-/// whatever is done with them.
+/// Arbitrary bytes with a right CRC. An accepted envelope names an existing object whose facts agree
+/// with the kernel's, and no import creates or destroys an object of the kernel.
 #[test]
 #[cfg_attr(miri, ignore = "safe code, in too many rounds")]
 fn forged_envelopes_change_nothing() {
@@ -304,7 +303,7 @@ fn forged_envelopes_change_nothing() {
                 accepted += usize::from(pd.import_mr(&forged).is_ok());
                 let Ok(object) = importer.foreign(&forged) else { continue };
                 assert_eq!((object.kind(), object.handle()), (ObjectKind(kind), handle));
-                // It can be asked what it is asked as any other, and is forgotten.
+                // It can be queried as any other object, and dropping it has no effect.
                 assert_eq!(object.query_qp().unwrap_err().errno(), Errno::INVAL);
                 drop(object);
                 *found.entry((kind, handle)).or_insert(0) += 1;
@@ -312,8 +311,8 @@ fn forged_envelopes_change_nothing() {
         }
     }
     assert_eq!(accepted, 1, "the protection domain that is there");
-    // One domain, whose driver tells no number, so that one proof is right. A queue has none, and all
-    // are. The region is found by none, as no proof has its keys, length and place.
+    // The driver tells no number of a domain, so one fingerprint is right for it. A queue has no
+    // fingerprint, so all are right. No fingerprint has the region's keys, length and address.
     let domain = (UVERBS_OBJECT_PD, bench.pd.handle());
     let queue = (UVERBS_OBJECT_CQ, bench.cq.handle());
     let expected = [(domain, 1), (queue, proofs.len())];

@@ -55,7 +55,7 @@ impl Bench {
         batch.ring().map_err(PostError::from)
     }
 
-    /// Wqebbs that the device believes were written.
+    /// WQEBBs written, by the producer index that the device reads.
     fn posted(&self, qp: &OwnedQueuePair<u32>) -> u32 {
         let record = self.script.object(qp.handle()).iova + 4 * MLX5_SND_DBR as u64;
         let mut word = [0; 4];
@@ -109,7 +109,7 @@ fn a_revoked_queue_pair_is_used_only_after_a_reset() {
     assert_eq!(bench.posted(&qp), 1);
 }
 
-/// The owner of the requests then takes their memory back.
+/// The owned layer then takes the memory of the requests back.
 #[test]
 fn a_queue_pair_is_revoked_only_when_it_is_reset_or_gone() {
     let bench = Bench::new();
@@ -120,7 +120,7 @@ fn a_queue_pair_is_revoked_only_when_it_is_reset_or_gone() {
         bench.script.allow(Op::MODIFY_QP);
     }
     assert!(revoke(&refused));
-    // Another process that has the file may destroy what is in it.
+    // Another process that has the file may destroy its objects.
     bench.script.steal(stolen.handle());
     assert!(revoke(&stolen));
 }
@@ -134,7 +134,7 @@ fn a_revoked_queue_pair_is_not_adopted() {
     assert!(failed.to_string().contains("reset it first"), "{failed}");
 }
 
-/// As a change does that was under way when the queue pair was reset.
+/// As a concurrent change does that was under way during the reset.
 #[test]
 fn a_late_state_change_does_not_hide_the_revocation() {
     let mut bench = Bench::new();

@@ -55,7 +55,7 @@ impl Sender {
         Some((u64::from_ne_bytes(request[..8].try_into().unwrap()), flags & 2 != 0))
     }
 
-    /// How many requests of the queue were not given back.
+    /// The number of requests of the queue that were not given back.
     fn lent(&mut self) -> usize {
         self.qp.caps().max_send_wr as usize - self.qp.send_room()
     }
@@ -143,7 +143,7 @@ fn an_unsignaled_request_has_no_completion_even_if_it_asks_for_one() {
     assert!(matches!(sender.take(), Some((_, false))));
 }
 
-/// The outcome is made up of what the request was.
+/// The library derives the outcome from the request.
 #[test]
 fn an_unsignaled_read_counts_its_bytes() {
     let mut sender = Sender::new();
@@ -185,7 +185,7 @@ fn failures_complete_by_themselves() {
         let failed = WcStatus::REM_ACCESS_ERR;
         sender.run(&[SUCCESS, SUCCESS, failed, FLUSHED, FLUSHED, FLUSHED]);
         let expected = [
-            // Nothing is known of those before a failure.
+            // The outcome of requests before a failure is unknown.
             (1, FLUSHED),
             (2, FLUSHED),
             (3, failed),
@@ -221,7 +221,7 @@ fn at_least_one_request_in_half_a_queue_is_signaled() {
     let mut expected = 0..;
     for tag in 0..3 * depth {
         if sender.qp.send_room() == 0 {
-            // The queue is full. Its signaled requests give at least half of it back.
+            // The queue is full. Its signaled requests free at least half of it.
             let buffer = sender.pool.take().unwrap();
             let mut batch = sender.qp.send_batch().unwrap();
             let refused = batch.push_unsignaled(SendWr::write(REMOTE, &[]), buffer, 0);
@@ -268,7 +268,7 @@ fn a_signaled_request_that_is_not_posted_leaves_the_others_to_the_next() {
             assert!(matches!(refused.error, PostError::Unaligned | PostError::AtomicTooShort));
         },
         |sender| {
-            // The kernel refuses to look: both stay in the queue.
+            // The kernel refuses the doorbell: both stay in the queue.
             sender.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
             let mut batch = sender.qp.send_batch().unwrap();
             batch.push_unsignaled(SendWr::write(REMOTE, &[]), (), 2).unwrap();
@@ -342,7 +342,7 @@ fn dropping_the_queue_pair_frees_unsignaled_requests() {
     assert!(cq.poll().unwrap().next().is_none());
 }
 
-/// The other kinds of memory, which a buffer's short way does not take.
+/// The other kinds of memory, which do not take the fast path of buffers.
 #[test]
 fn all_memory_can_be_lent_unsignaled() {
     let mut owned = Owned::new();

@@ -206,7 +206,7 @@ fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
     assert_eq!(bench.free(), 3);
 }
 
-/// The third request's completion also completes the second request, whatever CQEs lie between.
+/// The third request's completion also completes the second request, with any CQEs in between.
 #[test]
 fn a_visitor_is_shown_unsignaled_requests() {
     for most in [1, 2, 3, 9].into_iter().step_by(if cfg!(miri) { 3 } else { 1 }) {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::time::Duration;
 
-/// What a waker calls, and how often.
+/// The function that a waker calls, and the count of its calls.
 struct Callback {
     act: Box<dyn Fn() + Send + Sync>,
     calls: AtomicUsize,

@@ -21,7 +21,7 @@ const MOST: usize = 16;
 
 type Witnessed = MemoryRegion<u8, Witness>;
 
-/// A region, and what counts its memory: 2 while it is there.
+/// A region, and an `Arc` that counts its memory: 2 while it exists.
 fn region(bench: &Bench) -> (Witnessed, Arc<()>) {
     let alive = Arc::new(());
     (bench.pd.mr_builder().access(BINDABLE).register(witness(&alive)).unwrap(), alive)
@@ -35,7 +35,7 @@ fn window(bench: &Bench, window_type: WindowType) -> MemoryWindow {
     bench.pd.alloc_mw(window_type).unwrap()
 }
 
-/// Binds the window, and tells it that the request ended like this.
+/// Binds the window, and settles the binding with this status.
 fn bind(window: &mut MemoryWindow, qp: &QpControl, region: &Witnessed, status: WcStatus) {
     window.bind(qp, region, .., Access::REMOTE_WRITE).unwrap();
     window.settle(status);
@@ -394,7 +394,7 @@ fn million_bindings_hold_a_bounded_number_of_regions() {
         window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
         window.settle(WcStatus::SUCCESS);
         drop(region);
-        // Looking is slower than binding.
+        // Checking is slower than binding.
         if round < 100 || round % 997 == 0 {
             let held = live(&bench.script, UVERBS_OBJECT_MR);
             assert!(held <= MOST, "{held} regions after {round} bindings");
@@ -439,7 +439,7 @@ fn imported_region_is_not_bound() {
     assert_eq!(error.errno(), Errno::PERM, "{error}");
 }
 
-/// rxe of Linux 7 takes a pinned region for a paged one if it is given advice on it.
+/// rxe of Linux 7 treats a pinned region as a paged one when it gets advice on it.
 #[test]
 fn imported_region_takes_no_advice() {
     let bench = Bench::new();

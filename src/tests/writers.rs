@@ -1,4 +1,4 @@
-//! The writer of a text is the program's, and may use what it writes about. So the library holds no lock meanwhile.
+//! The program's writer of a `Debug` text may use the object that it writes. So the library holds no lock meanwhile.
 
 use super::futures::{Futures, Kind, for_each_kind};
 use super::owned::Owned;
@@ -50,7 +50,7 @@ fn futures_are_written_without_a_lock<S: Kind>() {
         let all: [&dyn Debug; 7] = [&cq, &qp, &srq, &op, plain, driven, &bench.context];
         for value in all {
             let text = written(value, || {
-                // Each takes a lock of what is written, and would report a forked child if it were taken.
+                // Each `fmt` takes a lock of the object, and would print "forked" if the lock were held.
                 assert!(!format!("{cq:?}{qp:?}{srq:?}").contains("forked"));
                 assert_eq!((cq.unmatched(), qp.in_flight()), (0, 2), "the inbox has posted");
                 cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
@@ -87,7 +87,7 @@ fn channels_and_queues_are_written_without_a_lock() {
     });
 }
 
-/// The locks themselves show nothing of what they hold.
+/// The `Debug` text of a lock does not contain its value.
 #[test]
 fn locks_are_written_without_their_values() {
     use crate::sync::lock::{AnyLock, LocalLock, Lock, TryLock};

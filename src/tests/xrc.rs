@@ -12,7 +12,7 @@ use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::object::{UVERBS_OBJECT_QP, UVERBS_OBJECT_XRCD};
 use uverbs_uapi::srq::UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM;
 
-/// What takes a target to INIT.
+/// The change of a target to INIT.
 fn init() -> QpAttr {
     QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty())
 }
@@ -38,7 +38,7 @@ fn a_refused_open_names_the_reason() {
     script.refuse(Op::OPEN_XRCD, Errno::AGAIN);
     let error = context.xrcd_builder().build().unwrap_err();
     assert!(error.message().contains("cgroup"), "{error}");
-    // A file that has no domain is no cause where one may be created.
+    // With `create`, a missing domain is not the reason of a failure.
     let error = context.xrcd_builder().file(&file()).create().build().unwrap_err();
     assert!(error.message().contains("cgroup") && !error.message().contains("asked"), "{error}");
     script.allow(Op::OPEN_XRCD);
@@ -96,7 +96,7 @@ fn a_shared_receive_queue_that_is_dropped_makes_room_for_the_next() {
     }
 }
 
-/// A refusal leaves nothing in the queue that stands in the way of the next attempt.
+/// A refusal leaves the queue usable for the next attempt.
 #[test]
 fn a_shared_receive_queue_that_is_refused_comes_back() {
     let bench = Bench::on(Script::mlx5());
@@ -173,7 +173,7 @@ fn each_target_has_a_user_index_of_its_own() {
     assert_eq!(script.count(UVERBS_OBJECT_QP), 0);
 }
 
-/// As it is where two processes have a domain open.
+/// As with two processes that have the domain open.
 #[test]
 #[cfg_attr(miri, ignore = "it looks into /proc")]
 fn a_target_is_opened_by_its_number_in_its_domain() {
@@ -287,7 +287,7 @@ fn an_initiator_is_not_adopted_with_a_shared_receive_queue() {
     cq.adopt(qp).unwrap();
 }
 
-/// Their receives would complete elsewhere, or nowhere.
+/// Their receives would complete to another queue, or to none.
 #[test]
 fn a_queue_of_another_completion_queue_is_not_taken_over() {
     let bench = Bench::on(Script::mlx5());

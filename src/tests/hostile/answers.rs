@@ -28,7 +28,7 @@ fn tell<T>(result: Result<T>) -> Option<T> {
     }
 }
 
-/// Asks everything of the device that can be asked.
+/// Makes every query of the device.
 fn query(context: &Context) {
     if let Some(attr) = tell(context.query_device()) {
         let _ = (format!("{attr:?}"), ConnectParam::new());
@@ -99,7 +99,7 @@ fn work(script: &Script, context: &Context) -> Result<()> {
     }
     let vector = AddressVector::global(1, 0, Gid([1; 16]));
     tell(pd.create_ah(&vector).map(|ah| ah.pd_handle()));
-    // Tables of requests are as large as the kernel says that the queues are.
+    // The size of the tables of requests follows from the kernel's response.
     let mut owned = OwnedCompletionQueue::<u32>::new(context.cq_builder(64).build()?);
     let builder = pd.qp_builder(owned.queue(), owned.queue(), QpType::RC);
     let qp = builder.max_send_wr(4).max_recv_wr(4).build()?;

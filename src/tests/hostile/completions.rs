@@ -1,4 +1,4 @@
-//! Completion queues in which anything may lie.
+//! Completion queues that hold arbitrary bytes.
 
 use super::explore;
 use crate::completion::Completion;
@@ -113,7 +113,7 @@ fn any_completion_of_rxe_is_read_whole() {
             assert!(bench.script.complete_raw(bench.cq.handle(), wc));
         }
         assert_eq!(poll_all(&mut bench.cq), whole.len());
-        // Indices that never were.
+        // Indices that no request has.
         let index = |at: usize| {
             input
                 .get(at..at + 4)
@@ -169,7 +169,7 @@ fn no_completion_of_rxe_gives_memory_back_twice() {
             if keep & 3 != 0 {
                 wc.qp_num = qpn;
             }
-            // And half of them are of requests that succeeded, receives among them.
+            // Half of the completions are of successful requests, receives among them.
             if keep & 4 != 0 {
                 (wc.status, wc.opcode) = (0, u32::from(keep & 8) << 4);
             }
@@ -209,7 +209,7 @@ fn any_completion_of_mlx5_is_read_whole() {
         let mut written = 0;
         for core in input.chunks_exact(64).take(MOST) {
             let mut core: [u8; 64] = core.try_into().unwrap();
-            // Most are of a queue pair that there is.
+            // Most completions are of an existing queue pair.
             if core[31] & 3 != 0 {
                 let index = 1 + u32::from(core[31] >> 2 & 1);
                 core[32..36].copy_from_slice(&index.to_be_bytes());

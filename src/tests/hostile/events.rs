@@ -1,4 +1,4 @@
-//! Files of events from which anything may be read.
+//! Event files with arbitrary bytes.
 
 use super::explore;
 use crate::tests::Bench;

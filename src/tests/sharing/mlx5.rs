@@ -20,7 +20,7 @@ use uverbs_uapi::object::{
     UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_DM, UVERBS_OBJECT_MR, UVERBS_OBJECT_PD,
 };
 
-/// An exporter, and an importer that was told where its file comes from.
+/// An exporter, and an importer with the envelope of the exporter's context.
 fn shared() -> (Script, Context, Context) {
     let script = Script::mlx5();
     let exporter = script.open("mlx5_0");
@@ -55,7 +55,7 @@ fn registers_are_freed_with_the_context_that_used_them() {
     assert!(script.count(MLX5_IB_OBJECT_UAR) > before + 2);
     drop(importer);
     assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1, "the exporter's");
-    // The importer may be the last one as well.
+    // The importer may also be the last one.
     let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
     use_registers(&exporter);
     drop(exporter);
@@ -121,7 +121,7 @@ fn an_import_trusts_the_kernel_over_the_envelope() {
     let misled = script.import("mlx5_0", Some(&lie)).unwrap();
     assert_eq!(misled.completion_vectors(), 2);
     assert!(misled.file.optional_access);
-    // Without an envelope it knows the same.
+    // Without an envelope the importer has the same facts.
     let untold = script.import("mlx5_0", None).unwrap();
     assert_eq!((untold.completion_vectors(), untold.file.origin), (2, 0));
 }
@@ -139,7 +139,7 @@ fn a_refused_envelope_asks_the_kernel_nothing() {
         assert_eq!((error.verb(), error.errno()), ("import_device", errno), "{error}");
         assert_eq!(script.log().len(), asked, "the kernel was asked");
     }
-    // Exporting the domain was the only question.
+    // Exporting the domain asked the kernel once; the refusals did not ask.
     assert_eq!((script.log().len(), script.live()), (asked + 1, live));
     drop(other);
 }
@@ -190,7 +190,7 @@ fn forged_places_of_vars_are_refused() {
         import_var(&importer, &forged).map(drop).map_err(|error| error.errno())
     };
     let handle = var.handle();
-    // Nothing is there, or not as long, or not of whole pages, or beyond what numbers there are.
+    // No page is there, or the length is wrong or not whole pages, or the end overflows.
     assert_eq!(forge(handle, [page, length, 0x7000_0000, 0]), Err(Errno::STALE));
     assert_eq!(forge(handle, [page, 2 * length, at, 0]), Err(Errno::STALE));
     assert_eq!(forge(handle, [page, 100, at, 0]), Err(Errno::INVAL));
@@ -254,7 +254,7 @@ fn a_kernel_that_does_not_tell_of_device_memory_is_named() {
     script.refuse(query, Errno::PROTONOSUPPORT);
     let error = importer.import_dm(&memory.export().unwrap()).unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 5.13"), "{error}");
-    // The method is there, and the memory is of another type, which mlx5dv allocates.
+    // The method exists, but the memory is of another type, which mlx5dv allocates.
     script.allow(query);
     script.refuse(query, Errno::OPNOTSUPP);
     let error = importer.import_dm(&memory.export().unwrap()).unwrap_err();
@@ -270,7 +270,7 @@ fn a_region_of_device_memory_changes_hands() {
     let sent = region.release().unwrap();
     let imported = imported_pd.import_mr(&sent).unwrap();
     assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
-    // The region keeps the memory, here as there.
+    // The region keeps the memory, in the importer as in the exporter.
     let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)), "{error}");
     super::own(imported).unwrap().destroy().unwrap();
