@@ -50,7 +50,7 @@ pub(crate) struct Rung {
     pub(crate) index: u16,
     pub(crate) sges: Vec<Sge>,
     pub(crate) hash: u64,
-    /// How many writes of devices there were before.
+    /// The number of writes of devices before the doorbell.
     pub(crate) writes: u64,
 }
 
@@ -60,9 +60,9 @@ pub struct DeviceWrites(Arc<Mutex<Writes>>);
 
 #[derive(Debug, Default)]
 struct Writes {
-    /// Where each is, and its bytes.
+    /// Address and bytes of each.
     last: VecDeque<(u64, u64)>,
-    /// How many are forgotten.
+    /// The number of forgotten writes.
     forgotten: u64,
 }
 

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use crate::bar0::{MEMIC_BYTES, MEMIC_OFFSET, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
 use crate::guest::SharedMemory;
 
-/// Where the memory ends in BAR0. It begins with the VAR pages.
+/// The end of the memory in BAR0. It begins with the VAR pages.
 pub const END: u64 = MEMIC_OFFSET + MEMIC_BYTES;
 
 /// The areas that a guest may map: offset in BAR0 and length.

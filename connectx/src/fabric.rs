@@ -46,7 +46,7 @@ pub struct Progress {
     pub deadline: Option<u64>,
 }
 
-/// How many queues of a function have work and may be served.
+/// The number of queues of a function that have work and may be served.
 fn ready(function: &Function) -> usize {
     let device = function.device();
     if device.bus_master { device.ready_queues.len() } else { 0 }
@@ -61,7 +61,7 @@ impl Fabric {
         number
     }
 
-    /// How many functions there are.
+    /// The number of functions.
     pub fn len(&self) -> usize {
         self.functions.len()
     }
@@ -108,7 +108,7 @@ impl Fabric {
         self.run_timers()
     }
 
-    /// How many queues have work.
+    /// The number of queues with work.
     pub fn ready(&self) -> usize {
         self.functions.iter().map(ready).sum()
     }

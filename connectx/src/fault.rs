@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::format::syndrome::CqeError;
 
-/// How a command fails.
+/// The failure of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandFailure {
     /// It completes with this status.
@@ -33,7 +33,7 @@ struct WqeFault {
     syndromes: CqeError,
 }
 
-/// What ends the delay of a message.
+/// The end of a message's delay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delay {
     /// This many nanoseconds.
@@ -42,14 +42,14 @@ pub enum Delay {
     Messages(u32),
 }
 
-/// How many nanoseconds a message waits for other messages at most.
+/// The most nanoseconds that a message waits for other messages.
 pub const MAX_DELAY: u64 = 1_000_000_000;
 
 /// A delayed message.
 struct DelayedMessage {
     /// When it goes on in any case.
     due: u64,
-    /// How many other messages it still waits for.
+    /// The number of other messages that it still waits for.
     passes: Option<u32>,
 }
 

@@ -275,7 +275,7 @@ struct DmaMapping {
 struct Span {
     end: u64,
     pins: usize,
-    /// How many of the pins are writable.
+    /// The number of writable pins.
     writable: usize,
 }
 
@@ -487,7 +487,7 @@ impl GuestMemory {
         unpinned.then_some(()).ok_or_else(|| invalid("the range is not pinned"))
     }
 
-    /// How many ranges are pinned; one that is pinned twice counts twice.
+    /// The number of pinned ranges; one that is pinned twice counts twice.
     pub fn pins(&self) -> usize {
         match &self.space {
             AddressSpace::Process(pinned) => pinned.ranges.values().sum(),

@@ -55,7 +55,7 @@ impl Interrupts {
         self.to_lose = count;
     }
 
-    /// How many times a vector was raised.
+    /// The number of times that a vector was raised.
     pub fn raised(&self, vector: usize) -> u64 {
         self.vectors.get(vector).map_or(0, |vector| vector.raised)
     }

@@ -114,7 +114,7 @@ impl Objects {
         None
     }
 
-    /// How many objects there are, by kind.
+    /// The number of objects, by kind.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
         let cached = self.cached_mkeys();
         vec![

@@ -27,7 +27,7 @@ pub struct FirmwarePages {
 }
 
 impl FirmwarePages {
-    /// How many pages firmware holds.
+    /// The number of pages that firmware holds.
     pub fn held(&self) -> usize {
         self.held.len()
     }
@@ -47,7 +47,7 @@ impl FirmwarePages {
         BOOT_PAGES + INIT_PAGES + objects.div_ceil(OBJECTS)
     }
 
-    /// How many pages to ask for with this number of objects; a negative number offers pages back.
+    /// The number of pages to ask for with this number of objects; a negative number offers pages back.
     pub fn wanted(&mut self, objects: usize) -> Option<i32> {
         if !self.running || self.requested {
             return None;

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-/// Queues with work. None is there twice.
+/// Queues with work, each once.
 #[derive(Default)]
 pub(crate) struct ReadyQueues {
     order: VecDeque<u32>,
@@ -36,7 +36,7 @@ impl ReadyQueues {
         Some(number)
     }
 
-    /// How many there are.
+    /// The number of queues.
     pub(crate) fn len(&self) -> usize {
         self.order.len()
     }

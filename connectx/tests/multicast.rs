@@ -74,7 +74,7 @@ impl Fixture {
         self.driver.post_send(&mut sender.queue, SEND, 0, &[vector, data].concat());
     }
 
-    /// How many messages a member has received.
+    /// The number of messages that a member has received.
     fn received(&mut self, member: &Member) -> usize {
         let entries = (0..64).map(|index| self.driver.cqe(member.completions, index).0);
         entries.filter(|code| *code == RECEIVED).count()

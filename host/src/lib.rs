@@ -180,7 +180,7 @@ pub trait HostSystem: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// `ENOTTY` for a file of the connection manager.
     fn device_of(&self, fd: BorrowedFd<'_>) -> Result<Option<u32>, Errno>;
 
-    /// How many objects of each kind exist on a device, in the whole kernel: the kind as RDMA netlink spells
+    /// The number of objects of each kind on a device, in the whole kernel: the kind as RDMA netlink spells
     /// it ("pd", "cq", "qp", "cm_id", "mr", "ctx", "srq"), and the number.
     ///
     /// # Errors

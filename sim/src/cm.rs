@@ -54,7 +54,7 @@ pub(crate) struct Manager {
     orphans: Vec<Connection>,
     /// When the next timer is due, of all ids and orphans.
     due: Option<u64>,
-    /// How many messages of each device a test has asked to lose.
+    /// The number of messages of each device that a test has asked to lose.
     pub(crate) to_lose: BTreeMap<usize, u32>,
 }
 
@@ -815,7 +815,7 @@ impl Manager {
         Ok(member)
     }
 
-    /// How many ids are on a device.
+    /// The number of ids on a device.
     pub(crate) fn count_on(&self, device: usize) -> usize {
         self.ids.values().filter(|id| id.device == Some(device)).count()
     }

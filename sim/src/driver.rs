@@ -122,9 +122,9 @@ pub(crate) struct Driver {
     pub(crate) link: bool,
     /// Calls that a test makes fail.
     pub(crate) failing: FailingCalls,
-    /// How many events a test has asked to lose.
+    /// The number of events that a test has asked to lose.
     pub(crate) events_to_lose: u32,
-    /// How many events a test has asked to hold back, and for how many nanoseconds each.
+    /// The number of events that a test has asked to hold back, and the nanoseconds for each.
     pub(crate) events_to_delay: (u32, u64),
     /// Events that are held back, and when each goes on.
     late: VecDeque<(u64, Event)>,

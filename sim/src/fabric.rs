@@ -256,7 +256,7 @@ impl Fabric {
         self.world.check()
     }
 
-    /// How many decisions the seed has made: two runs that differ here differ.
+    /// The number of decisions that the seed has made: two runs with different numbers differ.
     pub fn decisions(&self) -> u64 {
         self.world.kernel().map_or(0, |kernel| kernel.decisions())
     }

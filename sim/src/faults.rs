@@ -283,7 +283,7 @@ impl Rates {
         decisions.happens(self.loss)
     }
 
-    /// How many nanoseconds an event is late.
+    /// The delay of an event in nanoseconds; 0 for none.
     pub(crate) fn lateness(&self, decisions: &mut Decisions) -> u64 {
         const LONGEST: u64 = 1_000_000;
         match self.events > 0.0 && decisions.happens(self.events) {

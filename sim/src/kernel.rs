@@ -274,12 +274,12 @@ pub(crate) struct OpenFile {
     /// The kernel's end of a pair of sockets; the program has the other one as the file's descriptor.
     ours: UnixStream,
     inode: Inode,
-    /// How many handles there are.
+    /// The number of handles.
     handles: usize,
 }
 
 impl OpenFile {
-    /// How many objects there are for which `is` is true.
+    /// The number of objects for which `is` is true.
     pub(crate) fn count(&self, is: fn(&Object) -> bool) -> usize {
         self.objects.values().filter(|entry| is(&entry.object)).count()
     }
@@ -478,7 +478,7 @@ impl Kernel {
         self.files.iter().find(|(_, file)| file.inode == inode).map(|(id, _)| *id)
     }
 
-    /// How many decisions the seed has made.
+    /// The number of decisions that the seed has made.
     pub(crate) fn decisions(&self) -> u64 {
         self.decisions.drawn()
     }

@@ -78,8 +78,8 @@ impl Interface {
         }
     }
 
-    /// Makes it that of IP over InfiniBand (IPoIB) of the port with this GID. Addresses and GIDs have nothing to do with
-    /// each other there.
+    /// Makes it that of IP over InfiniBand (IPoIB) of the port with this GID. Its IP addresses and GIDs are independent
+    /// of each other.
     pub(crate) fn be_over_infiniband(&mut self, gid: [u8; 16]) {
         /// Flags and the queue pair of IPoIB. None is there: packets of IP are not modelled.
         const QUEUE_PAIR: [u8; 4] = [0; 4];

@@ -36,9 +36,9 @@ impl Profile {
         self
     }
 
-    /// An InfiniBand port in place of an Ethernet one, with a LID. Its addresses are of IP over InfiniBand (IPoIB), in the
-    /// partition of the first key: `rdma_cm` resolves them to path records with LIDs. [`pkeys`](Self::pkeys) sets the
-    /// partition keys. A multicast group cannot be joined by address, as the subnet administrator keeps none.
+    /// An InfiniBand port in place of an Ethernet one, with a LID. Its addresses are of IP over InfiniBand (IPoIB), in
+    /// the partition of the first key: `rdma_cm` resolves them to path records with LIDs. [`pkeys`](Self::pkeys) sets
+    /// the partition keys. A multicast group cannot be joined by address, as the subnet administrator keeps none.
     pub fn infiniband(mut self) -> Profile {
         self.options.port_type = PortType::InfiniBand;
         self

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub(crate) struct Decisions {
     state: u64,
-    /// How many were drawn.
+    /// The number of decisions so far.
     drawn: u64,
 }
 
@@ -34,7 +34,7 @@ impl Decisions {
         share > 0.0 && ((self.next() >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// How many decisions were drawn.
+    /// The number of decisions so far
     pub(crate) fn drawn(&self) -> u64 {
         self.drawn
     }

@@ -29,7 +29,7 @@ ids! {
 flag_sets! {
     const FLAGS = "rdma/ib_user_ioctl_verbs.h";
 
-    /// How counters are read.
+    /// Flags of reading counters.
     enum ib_uverbs_read_counters_flags: u32 {
         IB_UVERBS_READ_COUNTERS_PREFER_CACHED = 1 << 0,
     }

@@ -141,7 +141,7 @@ flag_sets! {
 flag_sets! {
     const ADVICE_FLAGS = "rdma/ib_user_ioctl_verbs.h";
 
-    /// How advice is carried out.
+    /// Flags of advice.
     enum ib_uverbs_advise_mr_flag: u32 {
         IB_UVERBS_ADVISE_MR_FLAG_FLUSH = 1 << 0,
     }

@@ -190,7 +190,7 @@ pub enum Reply {
     },
     /// Host pages.
     Pages {
-        /// How many pages firmware holds.
+        /// The number of pages that firmware holds.
         held: usize,
     },
     /// Doorbells.

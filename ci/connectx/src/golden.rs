@@ -68,7 +68,7 @@ struct FunctionState {
     doorbells: WritesByWqe,
     /// A CQ doorbell whose doorbell record has not been seen yet.
     armed: Option<[u8; 8]>,
-    /// How many user contexts programs have created.
+    /// The number of user contexts that programs have created.
     count: usize,
     driver_has_context: bool,
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-/// How many times a line is printed before most repetitions are left out.
+/// The number of times that a line is printed before most repetitions are left out.
 const ALWAYS: u64 = 16;
 /// The most lines that are told apart; the emulator has far fewer.
 const MAX_LINES: usize = 4096;

@@ -49,7 +49,7 @@ pub(crate) struct Message<'r> {
     pub(crate) pkey: u16,
     /// PSN of the first packet.
     pub(crate) psn: u32,
-    /// How many PSNs the message takes.
+    /// The number of PSNs that the message takes.
     pub(crate) packets: u32,
     /// Operation of the responder.
     pub(crate) action: Action,

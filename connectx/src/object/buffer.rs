@@ -14,7 +14,7 @@ use crate::guest::{DmaFault, GuestMemory};
 /// that lists the same page again and again could use up the host's memory.
 pub const MAX_PAGES: usize = 4 << 20;
 
-/// How many pages the buffers of a function list.
+/// The number of pages that the buffers of a function list.
 #[derive(Debug, Clone, Default)]
 pub struct ListedPages(Arc<AtomicUsize>);
 

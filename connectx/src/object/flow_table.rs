@@ -63,7 +63,7 @@ pub struct FlowTableRoots {
 }
 
 impl FlowTable {
-    /// How many entries a lookup may compare.
+    /// The number of entries that a lookup may compare.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::command_error::{CommandError, refuse};
 
-/// How many bytes may be allocated.
+/// Bytes that may be allocated.
 pub const MEMORY: u64 = 128 << 10;
 /// log2 of the unit of allocations.
 pub const LOG_UNIT: u64 = 6;
@@ -25,7 +25,7 @@ pub struct Memic {
 }
 
 impl Memic {
-    /// How many allocations there are.
+    /// The number of allocations.
     pub fn len(&self) -> usize {
         self.allocations.len()
     }

@@ -16,7 +16,7 @@ pub const CACHED_MKEY: &str = "cached mkey";
 
 /// `qpn` of an mkey that is not bound to a queue pair.
 const ANY_QP: u64 = 0xff_ffff;
-/// How deep lists of mkeys may nest.
+/// The deepest nesting of mkey lists.
 const MAX_DEPTH: u32 = 4;
 /// The most address ranges of one access.
 const MAX_RANGES: usize = 1 << 20;
@@ -119,8 +119,8 @@ impl Mkey {
 }
 
 impl Objects {
-    /// How many mkeys are in the cache of a driver. mlx5_ib keeps the mkey of a deregistered region for a later one: it
-    /// makes the mkey free, and moves it to a PD of the kernel.
+    /// The number of mkeys in the cache of a driver. mlx5_ib keeps the mkey of a deregistered region for a later one:
+    /// it makes the mkey free, and moves it to a PD of the kernel.
     pub(crate) fn cached_mkeys(&self) -> usize {
         let of_kernel = |mkey: &Mkey| self.pds.owner(mkey.context.get32(mkc::pd)) == KERNEL;
         self.mkeys.iter().filter(|(_, mkey)| mkey.is_free() && of_kernel(mkey)).count()
@@ -312,7 +312,7 @@ impl Walk<'_> {
 struct RepeatPattern<'a> {
     /// Bytes of one repeat.
     period: u64,
-    /// How many repeats.
+    /// The number of repeats.
     count: u64,
     entries: &'a [[u8; 16]],
 }

@@ -70,7 +70,7 @@ pub enum QpState {
     Error = 6,
 }
 
-/// Why a queue pair in RTS does not send.
+/// The reason why a queue pair in RTS does not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetryTimer {
     /// It retries at this time.
@@ -114,7 +114,7 @@ pub struct Qp {
     /// In RTS: when the message is retried. In error state: when the device checks for late
     /// receives.
     pub(crate) retry_timer: Option<RetryTimer>,
-    /// How many times the device has checked for late receives.
+    /// The number of checks for late receives so far.
     pub(crate) late_receive_checks: u8,
     /// Whether LAST_WQE_REACHED was raised.
     pub(crate) last_wqe_reported: bool,
@@ -130,7 +130,7 @@ impl Qp {
         self.context.get32(qpc::cqn_snd)
     }
 
-    /// How many bytes of response data may be scattered to the CQE.
+    /// The most bytes of response data that are scattered to the CQE.
     pub(crate) fn send_scatter_to_cqe(&self) -> usize {
         match self.context.get(qpc::cs_req) {
             0x11 => 32,
@@ -139,7 +139,7 @@ impl Qp {
         }
     }
 
-    /// How many bytes of a message may be scattered to the CQE.
+    /// The most bytes of a message that are scattered to the CQE.
     pub(crate) fn receive_scatter_to_cqe(&self) -> usize {
         match self.context.get(qpc::cs_res) {
             1 => 32,

@@ -48,7 +48,7 @@ pub struct ReceiveWqe {
 }
 
 impl ReceiveWqe {
-    /// How many receives were posted to its queue up to this one, modulo 2¹⁶.
+    /// The number of receives that were posted to its queue up to this one, modulo 2¹⁶.
     pub(crate) fn posted(&self) -> u16 {
         self.posted
     }
@@ -63,7 +63,7 @@ impl ReceiveWqe {
             .filter(|segment| segment.len != 0)
     }
 
-    /// How many bytes fit.
+    /// The bytes that fit.
     pub fn room(&self) -> u64 {
         self.sges().map(|sge| u64::from(sge.len)).sum()
     }
@@ -107,7 +107,7 @@ impl ReceiveQueue {
         self.consumer_index = 0;
     }
 
-    /// How many receives are posted; `None` if the doorbell record cannot be read or is out of
+    /// The number of posted receives; `None` if the doorbell record cannot be read or is out of
     /// range.
     pub fn posted(&self, memory: &GuestMemory) -> Option<u16> {
         let record = memory.read_be32(self.doorbell_record).ok()? as u16;

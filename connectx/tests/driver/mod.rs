@@ -24,7 +24,7 @@ pub(crate) const MEMORY: usize = 1 << 20;
 const QUEUE: u64 = 0x1000;
 const INPUT: u64 = 0x2000;
 const OUTPUT: u64 = 0x6000;
-/// Where queues are allocated, a page each.
+/// The first address of queues; each has a page.
 const FIRST_FREE: u64 = 0x2_0000;
 const DATA_BLOCK: usize = 512;
 pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
@@ -516,7 +516,7 @@ impl Driver {
         self.fabric.function(0).write(Region::Bar0, place, &doorbell);
     }
 
-    /// How many completion events of a CQ the EQ at `page` has.
+    /// The number of completion events of a CQ in the EQ at `page`.
     pub(crate) fn completion_events(&mut self, page: u64, cqn: u32) -> usize {
         let mut bytes = [0; 4096];
         self.memory().read(page, &mut bytes).unwrap();

@@ -19,7 +19,7 @@
 
 use super::message::{Body, Gid, Message, PrivateData, Service, Side, Transport};
 
-/// How often a message is sent again: `CMA_MAX_CM_RETRIES`.
+/// Retries of a message: `CMA_MAX_CM_RETRIES`.
 pub(super) const RETRIES: u8 = 15;
 /// Nanoseconds until a message is sent again: twice 4.096 µs · 2²⁰, `CMA_CM_RESPONSE_TIMEOUT`.
 pub(super) const RESPONSE_TIMEOUT: u64 = 2 * (4_096 << 20);

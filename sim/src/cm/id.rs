@@ -130,7 +130,7 @@ pub(super) struct Id {
     /// The acknowledgement timeout that the program set.
     pub(super) ack_timeout: Option<u8>,
     pub(super) tos: u8,
-    /// How many of its events the program has read.
+    /// The number of its events that the program has read.
     pub(super) read: u32,
 }
 

@@ -33,7 +33,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Bytes of an event of any kind.
 const WIDTH: usize = size_of::<ib_uverbs_comp_event_desc>();
-/// Where in the memory of the test a doorbell record is.
+/// Offset of a doorbell record in the memory of the test.
 const RECORD: u64 = 0x3000;
 
 /// A kernel with one device, a file with a context and a PD, and memory for queues.
@@ -165,7 +165,7 @@ impl Bench {
         Ok(made[0].data as u32)
     }
 
-    /// How many objects the device has of each kind, and how many ranges are lent to it.
+    /// The number of the device's objects of each kind, and of the ranges that are lent to it.
     fn census(&mut self) -> (Vec<(&'static str, usize)>, usize) {
         let function = self.kernel.switch.function(0);
         (function.device().objects().counts(), function.memory_mut().pins())

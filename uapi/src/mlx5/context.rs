@@ -264,7 +264,7 @@ flag_sets! {
 open_enums! {
     const INLINE_MODES = "rdma/mlx5-abi.h";
 
-    /// How many headers of a raw packet must be inline (`eth_min_inline`).
+    /// The headers of a raw packet that must be inline (`eth_min_inline`).
     enum mlx5_user_inline_mode: u8 {
         MLX5_USER_INLINE_MODE_NA = 0,
         MLX5_USER_INLINE_MODE_NONE = 1,

@@ -28,7 +28,7 @@ ids! {
 open_enums! {
     const TYPES = "rdma/mlx5_user_ioctl_verbs.h";
 
-    /// How a UAR is mapped: write combining (BlueFlame) or uncached.
+    /// The mapping of a UAR: write combining (BlueFlame) or uncached.
     enum mlx5_ib_uapi_uar_alloc_type: u32 {
         MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF = 0,
         MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC = 1,
