@@ -140,9 +140,8 @@ pub(crate) mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it starts a process")]
-    fn a_panic_behind_the_guard_aborts_whatever_standard_error_is() {
-        const NAME: &str =
-            "abort::tests::a_panic_behind_the_guard_aborts_whatever_standard_error_is";
+    fn a_panic_behind_the_guard_aborts_with_any_standard_error() {
+        const NAME: &str = "abort::tests::a_panic_behind_the_guard_aborts_with_any_standard_error";
         if aborts_in_a_child(NAME, "not proven") {
             return;
         }

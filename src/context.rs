@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it reads directories")]
-    fn without_any_the_error_has_all_reasons() {
+    fn if_no_device_opens_the_error_has_all_reasons() {
         let open = |device: &Device| -> Result<()> {
             Err(match device.name() {
                 "rxe0" => Error::new("open_device", Errno::ACCESS).detail("mode 0600"),

@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn running_out_of_locked_memory_says_how_much_and_what_to_do() {
+    fn running_out_of_locked_memory_names_the_bytes_and_the_remedy() {
         let limit = Some(8 << 20);
         let text = out_of_memory(16 << 20, &Locking { limit, ..Locking::default() });
         assert!(text.contains("pin 16 MiB") && text.contains("lock 8 MiB"), "{text}");

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_that_there_is_not_is_the_errno_of_the_kernel() {
+    fn a_missing_route_is_the_errno_of_the_kernel() {
         let peer = Ipv4Addr::new(10, 0, 0, 9).into();
         let refused = |errno: Errno| {
             let payload = [(-errno.raw_os_error()).to_ne_bytes().to_vec(), vec![0; 16]].concat();
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_interface_is_the_ports_and_what_that_is_part_of() {
+    fn the_ports_interface_and_its_bond_count_as_the_ports_own() {
         let address = Ipv4Addr::new(10, 0, 0, 1).into();
         let links = [(2, "eth0"), (3, "eth0.5"), (4, "bond0"), (5, "bond0.5")];
         let here = Addresses::planted(&links.map(|(index, name)| (index, name, address)));
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interface_stands_on_counts_in_its_own_namespace() {
+    fn the_lower_interface_counts_only_in_its_own_namespace() {
         let read = |attributes: &[Vec<u8>]| {
             let attributes = attributes.concat();
             let found = interface(7, Attributes(&attributes)).unwrap();

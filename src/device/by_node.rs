@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it makes files and directories")]
-    fn what_a_node_does_not_tell_is_said_by_the_call_that_needs_it() {
+    fn a_call_that_needs_more_than_the_node_says_so() {
         let device = Device::undescribed(Path::new("/dev/uverbs3"), NULL, Some(DriverId::RXE));
         for error in [device.netdev(1).map(drop), device.resources().map(drop)] {
             let error = error.unwrap_err();

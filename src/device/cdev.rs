@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_says_what_to_do() {
+    fn each_refusal_names_a_remedy() {
         let node = node("uverbs0", NULL);
         let path = Path::new("/dev/infiniband/uverbs0");
         for (errno, advice) in [

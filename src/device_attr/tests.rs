@@ -15,7 +15,7 @@ fn response_of(length: usize) -> DeviceAttr {
 }
 
 #[test]
-fn what_an_old_kernel_left_out_reads_as_none() {
+fn fields_that_an_old_kernel_leaves_out_read_as_none() {
     let full = response_of(size_of::<Raw>());
     assert!(full.odp_caps.is_some_and(|caps| caps.xrc.bits() != 0));
     assert!(full.timestamp_mask.is_some());

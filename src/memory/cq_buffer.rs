@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_only_past_what_its_caller_takes() {
+    fn a_reader_advances_only_past_cqes_that_its_caller_takes() {
         let cqes = CqBuffer::new(QueueMemory::page(), 2, 64).unwrap();
         (0..2).for_each(|at| cqes.at(at).set_be32::<0>(at + 1));
         let mut reader = CqReader::new(cqes, 0);

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn words_go_where_they_belong() {
+    fn words_are_stored_and_loaded_at_their_offsets() {
         let (file, window) = window(64, 20);
         let window = window.unwrap();
         assert_eq!(window.store(4, &[1, 2, 3, 4, 5, 6, 7, 8]), Some(()));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_words_and_what_is_outside_are_refused() {
+    fn parts_of_words_and_places_outside_are_refused() {
         let (_, small) = window(64, 20);
         let small = small.unwrap();
         let refused = [(0, 24), (20, 4), (2, 4), (0, 3), (usize::MAX - 3, 8), (24, 0)];

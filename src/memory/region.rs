@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_arrive_whatever_the_alignment() {
+    fn copies_arrive_at_any_alignment() {
         let memory = Backing::own(vec![0u8; 64]);
         let pattern: Vec<u8> = (1..=64).collect();
         for start in 0..9 {
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_comes_back_with_what_was_written() {
+    fn the_owner_comes_back_with_the_written_bytes() {
         let memory = Backing::own(vec![1u16, 2, 3]);
         assert_eq!((memory.len(), memory.reach()), (6, 6));
         assert!(memory.write(2, 9u16));

@@ -133,7 +133,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn a_wqe_has_its_entry_and_what_is_behind_it() {
+    fn a_wqe_has_its_entry_and_the_segment_behind_it() {
         let memory = QueueMemory::page();
         let segments = WqeSegments::new(memory.clone(), 64, 16).unwrap();
         let entries = |count, each, entries| {

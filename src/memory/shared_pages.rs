@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn large_memory_is_no_part() {
+    fn large_memory_does_not_share_a_chunk() {
         let largest = LARGEST as usize * page();
         assert!(PageRange::take(largest + page()).unwrap().is_none());
     }

@@ -313,7 +313,7 @@ mod tests {
 
     /// Each of the three code paths writes the same bytes.
     #[test]
-    fn inline_data_lies_as_byte_by_byte() {
+    fn inline_data_is_the_same_as_copied_byte_by_byte() {
         const COUNT: u32 = 4;
         const STEP: usize = if cfg!(miri) { 7 } else { 1 };
         let bytes: Vec<u8> = (1..=100).collect();

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_beyond_it_do_not() {
+    fn ranges_beyond_the_region_do_not() {
         let out = |offset, length| Err(MemoryError::OutOfRange { offset, length, size: 10 });
         assert_eq!(resolve(0..11, 10), out(0, 11));
         assert_eq!(resolve(11.., 10), out(11, 0));

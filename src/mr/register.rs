@@ -654,7 +654,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_nothing_are_invalid_and_of_too_much_are_no_memory() {
+    fn sizes_of_0_are_invalid_and_too_large_ones_are_out_of_memory() {
         assert_eq!(allocation_size(0, 8, 8).unwrap_err().errno(), Errno::INVAL);
         assert_eq!(allocation_size(8, 0, 1).unwrap_err().errno(), Errno::INVAL);
         assert_eq!(allocation_size(usize::MAX, 2, 1).unwrap_err().errno(), Errno::NOMEM);

@@ -564,7 +564,7 @@ fn regions_of_any_memory_stand_in_one_map() {
 }
 
 #[test]
-fn an_erased_region_frees_its_memory_only_after_the_kernel_let_go_of_it() {
+fn an_erased_region_frees_its_memory_only_after_the_kernel_destroyed_it() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let (memory, count) = watched();
     let region = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap().erase();

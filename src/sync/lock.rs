@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_does_not_get_at_what_its_parents_thread_alone_used() {
+    fn a_child_does_not_lock_a_value_of_its_parents_thread() {
         let mut local = <LocalLock<u32> as AnyLock<u32>>::new(7);
         in_child(|| assert!(local.lock().is_none() && local.get_mut().is_none()));
         assert_eq!(local.lock().as_deref(), Some(&7));
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_does_not_drop_what_another_thread_was_changing() {
+    fn a_child_does_not_drop_a_value_that_another_thread_was_changing() {
         let lock = std::sync::Arc::new(Lock::new(Some(Trap)));
         let (there, mut here) = (lock.clone(), Some(lock.clone()));
         in_child_while_held(
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_drops_what_nobody_was_changing() {
+    fn a_child_drops_a_value_that_nobody_was_changing() {
         struct Note(Rc<Cell<bool>>);
         impl Drop for Note {
             fn drop(&mut self) {

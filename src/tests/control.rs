@@ -72,7 +72,7 @@ fn a_refusal_by_the_kernel_leaves_the_state() {
 }
 
 #[test]
-fn a_change_that_the_kernel_refuses_says_what_may_be_wrong() {
+fn a_change_that_the_kernel_refuses_names_the_possible_fault() {
     let bench = Bench::new();
     let plain = QpAttr::new().qkey(Qkey(1));
     let limited = QpAttr::new().rate_limit(1000);

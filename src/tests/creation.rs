@@ -324,7 +324,7 @@ fn a_queue_of_rxe_has_a_place_more_than_is_reported() {
 
 /// The kernel would ignore the option, or refuse it by an errno alone.
 #[test]
-fn what_does_not_go_together_is_refused_before_the_kernel() {
+fn contradictory_creations_are_refused_before_the_kernel() {
     let (bench, other) = (Bench::on(Script::mlx5()), Bench::on(Script::mlx5()));
     let Bench { script, context, pd, cq } = &bench;
     let domain = context.xrcd_builder().build().unwrap();
@@ -355,7 +355,7 @@ fn what_does_not_go_together_is_refused_before_the_kernel() {
 }
 
 #[test]
-fn a_queue_pair_that_the_kernel_refuses_says_what_is_missing() {
+fn a_queue_pair_that_the_kernel_refuses_names_the_missing_feature() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
     // rxe has neither XRC targets nor raw packets, and is not asked.

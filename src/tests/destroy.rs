@@ -32,7 +32,7 @@ fn address() -> AddressVector {
 }
 
 #[test]
-fn memory_is_freed_only_when_the_kernel_let_go_of_it() {
+fn memory_is_freed_only_when_the_kernel_destroyed_the_object() {
     for errno in [Errno::BUSY, Errno::IO, Errno::NOMEM, Errno::INVAL] {
         let bench = Bench::new();
         let alive = Arc::new(());
@@ -178,7 +178,7 @@ fn an_object_that_another_process_destroyed_is_no_leak() {
 /// The kernel answers `EIO` before it has destroyed anything, so `EIO` does not mean that an object
 /// is gone.
 #[test]
-fn a_device_that_is_going_is_not_gone() {
+fn a_device_that_is_being_removed_is_not_gone() {
     for (errno, patient) in [(Errno::IO, false), (Errno::BUSY, false), (Errno::IO, true)] {
         let bench = Bench::new();
         let alive = Arc::new(());
@@ -225,7 +225,7 @@ fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
 /// The result of DESTROY when the device is gone: success for objects of the core. For objects of
 /// drivers, which reach no memory, it may be `EIO`.
 #[test]
-fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
+fn a_device_that_is_gone_leaks_nothing_and_answers_eio() {
     let mut bench = Bench::new();
     let alive = Arc::new(());
     let region =

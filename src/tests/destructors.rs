@@ -130,9 +130,9 @@ fn a_scope_ends_its_requests_before_it_drops_tags_of_forgotten_batches() {
 /// The kernel refuses to reset the queue pair, which may still receive into memory that the scope borrowed.
 #[test]
 #[cfg_attr(miri, ignore = "it starts a process")]
-fn a_panicking_tag_is_no_way_out_of_a_scope_that_the_kernel_does_not_end() {
+fn a_panicking_tag_does_not_end_a_scope_before_its_requests() {
     const NAME: &str = "tests::destructors::\
-                        a_panicking_tag_is_no_way_out_of_a_scope_that_the_kernel_does_not_end";
+                        a_panicking_tag_does_not_end_a_scope_before_its_requests";
     if aborts_in_a_child(NAME, "does not end requests") {
         return;
     }

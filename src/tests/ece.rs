@@ -36,7 +36,7 @@ fn with(options: u32) -> Ece {
 }
 
 #[test]
-fn device_takes_what_it_has_of_the_options_with_the_next_change() {
+fn device_takes_the_options_that_it_has_with_the_next_change() {
     let mut bench = bench();
     let mut qp = reset_qp(&bench);
     assert_eq!(qp.query_ece().unwrap(), OFFERED);
@@ -60,7 +60,7 @@ fn device_takes_what_it_has_of_the_options_with_the_next_change() {
 }
 
 #[test]
-fn options_of_none_tell_the_device_nothing() {
+fn options_of_0_are_not_sent_to_the_device() {
     let bench = bench();
     let qp = reset_qp(&bench);
     qp.set_ece(with(3)).unwrap();

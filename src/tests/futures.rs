@@ -115,9 +115,9 @@ for_each_kind! {
     a_driver_ends_when_the_last_handle_is_dropped
     messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came
     an_inbox_says_why_its_receives_cannot_be_posted
-    aborting_flushes_what_is_posted_and_refuses_the_rest
+    aborting_flushes_posted_requests_and_refuses_the_rest
     completions_of_no_request_are_counted
-    memory_comes_back_from_a_request_as_what_it_was
+    memory_comes_back_from_a_request_with_its_type
 }
 
 impl Futures {
@@ -401,7 +401,7 @@ fn a_shared_receive_queue_of_another_completion_queue_is_refused<S: Kind>() {
 }
 
 #[test]
-fn a_queue_whose_driver_has_ended_gives_back_what_it_is_to_adopt() {
+fn a_queue_whose_driver_has_ended_returns_the_queue_pair_to_adopt() {
     let Futures { bench: _bench, pd, driver, cq, qp: _qp, .. } = Futures::new();
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let srq = pd.srq_builder(4).build().unwrap();
@@ -509,7 +509,7 @@ fn an_inbox_says_why_its_receives_cannot_be_posted<S: Kind>() {
     assert_eq!(foreign.idle(), 64);
 }
 
-fn aborting_flushes_what_is_posted_and_refuses_the_rest<S: Kind>() {
+fn aborting_flushes_posted_requests_and_refuses_the_rest<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let mut posted = futures.qp.recv(futures.pool.take().unwrap());
     assert!(Pin::new(&mut posted).poll(&mut cx()).is_pending());
@@ -525,7 +525,7 @@ fn aborting_flushes_what_is_posted_and_refuses_the_rest<S: Kind>() {
     assert!(error.memory.is_some());
 }
 
-fn memory_comes_back_from_a_request_as_what_it_was<S: Kind>() {
+fn memory_comes_back_from_a_request_with_its_type<S: Kind>() {
     /// Writes from the memory, and returns it from the completed request.
     fn back<S: Kind, L: Lend>(futures: &mut Futures<S>, memory: L) -> L {
         let remote = Remote { addr: 0x2000, rkey: Rkey(6) };

@@ -449,7 +449,7 @@ fn padding_needs_cqes_of_128_bytes() {
 }
 
 #[test]
-fn memory_that_cannot_be_pinned_is_told_in_bytes() {
+fn an_error_names_the_bytes_that_could_not_be_pinned() {
     let bench = Bench::new();
     for (step, bytes) in [(1, page_size()), (2, 512)] {
         bench.script.fail_step(step, Errno::NOMEM);
@@ -658,7 +658,7 @@ fn domains_that_share_an_allocator_are_told_apart() {
 }
 
 #[test]
-fn an_allocator_that_is_never_asked_can_be_told() {
+fn a_domain_tells_whether_its_allocator_is_asked() {
     let asking = Bench::new();
     assert!(asking.domain.asks_allocator());
     assert!(!asking.pd.parent_domain_builder().build().unwrap().asks_allocator(), "it has none");
@@ -851,7 +851,7 @@ fn a_refusal_for_lack_of_memory_names_the_bytes_to_be_pinned() {
 }
 
 #[test]
-fn the_kernel_is_told_the_cqes_that_the_buffer_holds() {
+fn the_kernel_gets_the_number_of_cqes_that_the_buffer_holds() {
     let bench = Bench::new();
     for asked in [1, 3, 4, 63, 64, 1000] {
         let cq = bench.context.cq_builder(asked).build().unwrap();

@@ -19,7 +19,7 @@ fn bytes(asked: &mlx5_ib_create_qp) -> (usize, usize) {
 }
 
 #[test]
-fn the_queues_of_a_queue_pair_fill_the_memory_that_the_driver_is_told() {
+fn the_queues_of_a_queue_pair_fill_the_memory_that_the_driver_pins() {
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
     // Sends, receives, and segments of a receive.
@@ -56,7 +56,7 @@ fn the_queues_of_a_queue_pair_fill_the_memory_that_the_driver_is_told() {
 
 /// The kernel pins the memory of the queue pair's queues.
 #[test]
-fn the_kernel_is_told_how_large_both_queues_are() {
+fn the_kernel_gets_the_size_of_both_queues() {
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
     let qp = bench.domain.qp_builder(&cq, &cq, QpType::RC);
@@ -115,7 +115,7 @@ fn raw_packets_have_a_buffer_for_each_direction() {
 }
 
 #[test]
-fn the_size_of_completions_is_told_at_creation_and_at_a_resize() {
+fn the_driver_gets_the_cqe_size_at_creation_and_at_a_resize() {
     for size in [64, 128] {
         let bench = Bench::new();
         let cq = bench.context.cq_builder(10).cqe_size(size).parent_domain(&bench.domain);
@@ -136,7 +136,7 @@ fn the_size_of_completions_is_told_at_creation_and_at_a_resize() {
 }
 
 #[test]
-fn a_shared_receive_queue_tells_one_receive_fewer_than_its_memory_holds() {
+fn a_shared_receive_queue_reports_one_receive_fewer_than_its_memory_holds() {
     let bench = Bench::new();
     for asked in [1, 2, 10, 63, 64, 1000] {
         let srq = bench.domain.srq_builder(asked).build().unwrap();

@@ -72,7 +72,7 @@ fn a_reset_empties_both_queues_of_a_queue_pair() {
 }
 
 #[test]
-fn a_user_index_is_dealt_again_when_no_completion_bears_it() {
+fn a_user_index_is_assigned_again_when_no_completion_has_it() {
     let mut bench = Bench::new();
     let mut first = bench.qp();
     post(&bench, &mut first);
@@ -88,7 +88,7 @@ fn a_user_index_is_dealt_again_when_no_completion_bears_it() {
 }
 
 #[test]
-fn the_user_index_of_a_queue_pair_that_the_kernel_keeps_is_never_dealt_again() {
+fn the_user_index_of_a_queue_pair_that_the_kernel_keeps_is_never_assigned_again() {
     let mut bench = Bench::new();
     let first = bench.qp();
     let index = bench.index(&first);
@@ -121,7 +121,7 @@ fn a_queue_of_no_requests_is_no_queue() {
 }
 
 #[test]
-fn a_shared_receive_queue_takes_as_many_receives_as_it_says() {
+fn a_shared_receive_queue_takes_as_many_receives_as_it_reports() {
     let bench = Bench::new();
     for wanted in [1, 3, 5] {
         let mut srq = bench.pd.srq_builder(wanted).build().unwrap();

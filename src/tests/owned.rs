@@ -191,7 +191,7 @@ fn a_visitor_learns_how_much_arrived() {
 
 /// Completions from before are found unchanged.
 #[test]
-fn closing_a_queue_pair_gives_back_what_did_not_complete() {
+fn closing_a_queue_pair_returns_the_memory_of_unfinished_requests() {
     let mut owned = Owned::new();
     owned.send("sent");
     let sent = owned.taken(Role::Send);

@@ -44,7 +44,7 @@ fn polling_into_an_array_takes_as_many_as_fit_in_order() {
 }
 
 #[test]
-fn plain_completions_of_rxe_say_what_lent_ones_say() {
+fn plain_completions_of_rxe_equal_lent_ones() {
     let mut bench = Bench::new();
     let qp = bench.qp(QpType::UD);
     let (qpn, cq) = (qp.qpn().0, bench.cq.handle());
@@ -82,7 +82,7 @@ fn plain_completions_of_rxe_say_what_lent_ones_say() {
 }
 
 #[test]
-fn plain_completions_of_mlx5_say_what_lent_ones_say() {
+fn plain_completions_of_mlx5_equal_lent_ones() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();

@@ -218,7 +218,7 @@ fn operations_that_a_transport_lacks_are_refused() {
 }
 
 #[test]
-fn the_state_decides_what_may_be_posted() {
+fn the_state_decides_which_requests_may_be_posted() {
     let bench = Bench::new();
     let mut qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let states = [
@@ -366,7 +366,7 @@ fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
 
 /// The indices are in memory that the kernel writes, and that a forked child shares.
 #[test]
-fn rings_stay_in_bounds_whatever_the_indices_say() {
+fn rings_stay_in_bounds_with_any_indices() {
     let mut bench = Bench::new();
     let (cq, capacity) = (bench.cq.handle(), 31);
     let mut qp = bench.qp(QpType::UD);

@@ -140,7 +140,7 @@ fn written(owned: &mut Owned, sge: RegionSge) -> Memory {
 
 /// Erased memory still records whether a device may write it.
 #[test]
-fn an_erased_page_that_may_be_written_takes_what_is_read_and_received() {
+fn an_erased_page_that_may_be_written_takes_reads_and_receives() {
     let mut owned = Owned::new();
     let region =
         owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();

@@ -160,7 +160,7 @@ fn memory_that_the_kernel_does_not_register_is_described() {
 }
 
 #[test]
-fn errors_of_other_numbers_say_what_was_asked_for() {
+fn errors_of_other_errnos_name_the_arguments() {
     let bench = Bench::on(Script::mlx5());
     let Bench { script, context, pd, cq } = &bench;
     let errno = Errno::NOTRECOVERABLE;

@@ -27,7 +27,7 @@ fn completions_of_a_dropped_queue_pair_are_discarded() {
 }
 
 #[test]
-fn dropping_between_polls_discards_what_was_not_polled() {
+fn dropping_between_polls_discards_the_remaining_completions() {
     let mut bench = Bench::new();
     let (dead, live) = (bench.qp(QpType::RC), bench.qp(QpType::RC));
     let (cq, dead_qpn) = (bench.cq.handle(), dead.qpn().0);
@@ -171,7 +171,7 @@ fn completions_of_a_queue_pair_that_the_kernel_keeps_are_discarded() {
 }
 
 #[test]
-fn a_reset_discards_what_was_not_polled() {
+fn a_reset_discards_completions_that_were_not_polled() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let (cq, qpn) = (bench.cq.handle(), qp.qpn().0);

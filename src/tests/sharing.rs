@@ -146,7 +146,7 @@ fn ownership_moves() {
 }
 
 #[test]
-fn a_domain_that_is_released_stays_for_what_was_made_from_it() {
+fn a_released_domain_stays_for_objects_made_from_it() {
     let (bench, _) = shared();
     let pd = bench.context.alloc_pd().unwrap();
     let handle = pd.handle();

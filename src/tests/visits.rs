@@ -246,7 +246,7 @@ fn a_failed_unsignaled_request_is_visited_by_itself() {
 
 /// The CQE of a completion that is visited in place goes back to the device after the visit.
 #[test]
-fn completions_behind_what_a_poll_left_over_are_visited_in_place() {
+fn completions_after_an_interrupted_poll_are_visited_in_place() {
     let mut bench = Bench::posting(63, 0, [false, true, true]);
     bench.complete([Silent, Done, Done]);
     assert_eq!((bench.visits(1), bench.found()), ((1, vec![1]), (0, 1)));

@@ -205,7 +205,7 @@ fn a_target_is_opened_by_its_number_in_its_domain() {
 }
 
 #[test]
-fn a_target_that_is_reset_is_so_wherever_it_is_open() {
+fn a_target_is_reset_in_all_processes_that_have_it_open() {
     let (script, context) = device();
     let domain = context.xrcd_builder().build().unwrap();
     let made = domain.create_target().unwrap();

@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_not_sent() {
+    fn absent_values_are_not_sent() {
         let mut command = Command::new(1, 2);
         command.input_if::<u32>(3, None).input_if_any(4, &[]).output_if_any(5, &mut []);
         command.flags(6, 0).handle_if(7, None).fd_if(8, None);

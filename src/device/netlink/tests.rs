@@ -128,7 +128,7 @@ fn questions_go_together() {
 }
 
 #[test]
-fn no_more_questions_go_together_than_answers_fit() {
+fn no_more_requests_share_a_datagram_than_answers_fit() {
     let mut script = Script::default();
     for sequence in 1..=TOGETHER as u32 + 1 {
         script = script.reply(message(DATA, 0, sequence, &number(sequence)));

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_up_comes_back() {
+    fn an_arena_that_is_full_takes_buffers_back() {
         let mut space = space(4096);
         let halves = [space.take(0, 2048, 8).unwrap(), space.take(0, 2048, 8).unwrap()];
         assert_eq!((space.take(0, 1, 1), space.free.len()), (None, 0), "no empty range is left");

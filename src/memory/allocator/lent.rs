@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_has_room_wherever_its_pages_begin_and_no_page_too_many() {
+    fn a_mapping_has_room_at_any_beginning_and_no_page_too_many() {
         const PAGE: usize = 4096;
         for size in [0, 1, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE] {
             let pages = size.max(1).next_multiple_of(PAGE);

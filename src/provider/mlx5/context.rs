@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn no_queue_is_larger_than_cqes_can_name_whatever_the_driver_reports() {
+    fn no_queue_is_larger_than_cqes_can_name() {
         let resp = mlx5_ib_alloc_ucontext_resp {
             cqe_version: 1,
             num_uars_per_page: 1,

@@ -368,7 +368,7 @@ mod tests {
 
     /// User indices below the table's first: a later queue pair gets an index that was free again.
     #[test]
-    fn queue_pairs_are_found_whatever_the_order_of_their_indices() {
+    fn queue_pairs_are_found_in_any_order_of_their_indices() {
         let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let all: Vec<_> = (0..40).map(|_| shared_qp(&indices)).collect();
         let mut attached = Vec::new();
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_comes_back_when_the_queue_went_round_or_was_empty() {
+    fn an_index_comes_back_when_the_ring_wrapped_or_was_empty() {
         for empty in [true, false] {
             let (indices, registry, mut table) =
                 (UidxAllocator::new(), registry(), QpTable::default());
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
+    fn an_index_that_may_complete_for_ever_is_never_assigned_again() {
         let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let stuck = shared_qp(&indices);
         registry.attach(&stuck);
@@ -559,7 +559,7 @@ mod model {
     /// Destroying, or a reset that gives the index back, while the poller polls: the index is
     /// assigned again only when the completion with it was consumed.
     #[test]
-    fn an_index_is_not_dealt_while_a_completion_bears_it() {
+    fn an_index_is_not_assigned_while_a_completion_has_it() {
         loom::model(|| {
             let (indices, registry) = (UidxAllocator::new(), registry());
             let mut table = QpTable::default();

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_dealt_once_and_again_when_nobody_holds_them() {
+    fn indices_are_assigned_again_only_when_nobody_holds_them() {
         let indices = UidxAllocator::new();
         let first = indices.take().unwrap();
         let second = indices.take().unwrap();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_number_is_never_dealt() {
+    fn the_last_index_is_never_assigned() {
         let indices = UidxAllocator::new();
         indices.free.lock().unwrap().fresh = NO_INDEX - 1;
         let last = indices.take().unwrap();

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_completion_retires_what_came_before_it() {
+    fn a_completion_also_completes_earlier_sends() {
         let sends = SqWrIds::new(8);
         for number in 0..3 {
             sends.posted.at(2 * number).set(u64::from(number) + 10, number + 1, 7);

@@ -364,7 +364,7 @@ mod model {
 
     /// The ring wraps around while a thread reads where the entries of the destroyed queue pair end.
     #[test]
-    fn poll_while_the_ring_goes_round() {
+    fn poll_while_the_ring_wraps() {
         loom::model(|| {
             let ring = FakeRing::new();
             for entry in [OTHER, OTHER, OLD] {
@@ -387,7 +387,7 @@ mod model {
     /// ring would seem full of completions of a retired queue pair, and completions of the next queue pair with
     /// its number would be discarded.
     #[test]
-    fn poll_while_there_is_nothing_of_the_dead() {
+    fn poll_while_the_destroyed_queue_pair_has_no_completions() {
         loom::model(|| {
             let ring = FakeRing::new();
             let mut poller = Poller::new(&ring);

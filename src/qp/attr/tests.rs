@@ -144,7 +144,7 @@ fn values_out_of_range_are_named() {
 }
 
 #[test]
-fn only_what_is_set_is_shown() {
+fn debug_shows_only_attributes_that_are_set() {
     let attr = QpAttr::new().state(QpState::INIT).port(2).qkey(Qkey(0x11));
     assert_eq!(format!("{attr:?}"), "QpAttr { state: INIT, port: 2, qkey: Qkey(0x11) }");
 }

@@ -234,7 +234,7 @@ fn a_handshake_brings_a_queue_pair_to_rts() {
 }
 
 #[test]
-fn an_endpoint_promises_what_its_device_answers_and_at_most_16() {
+fn an_endpoint_promises_as_many_reads_as_its_device_answers_up_to_16() {
     use crate::uverbs::scripted::{Op, Script};
     let asked =
         |script: &Script| script.log().into_iter().filter(|op| *op == Op::QUERY_DEVICE).count();

@@ -127,7 +127,7 @@ fn refusal(qp_type: QpType, from: QpState, attr: QpAttr) -> String {
 }
 
 #[test]
-fn a_refusal_names_what_is_missing_and_what_is_too_much() {
+fn a_refusal_names_missing_and_superfluous_attributes() {
     let init = QpAttr::new().state(QpState::INIT).port(1);
     let ud = refusal(QpType::UD, QpState::RESET, init);
     assert_eq!(ud, "UD from RESET to INIT: missing pkey_index, qkey");

@@ -18,7 +18,7 @@ fn reseal(bytes: &mut [u8; Envelope::SIZE]) {
 }
 
 #[test]
-fn opening_returns_what_was_sealed() {
+fn opening_returns_the_sealed_handle_and_facts() {
     let script = Script::new();
     let (context, envelope) = sealed(&script);
     let received = Envelope::from_bytes(&envelope.to_bytes()).unwrap();

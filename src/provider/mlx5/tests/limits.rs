@@ -150,7 +150,7 @@ fn a_shared_queue_that_was_used_is_never_fresh_again() {
 
 /// The dropped batch contained a key change of its own.
 #[test]
-fn a_dropped_batch_takes_no_fence_away_that_a_posted_one_needs() {
+fn a_dropped_batch_keeps_the_fence_that_a_posted_one_needs() {
     let mut sends = Sender::new(Shape::default());
     let wr = SendWr::send(&[]);
     sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
@@ -162,7 +162,7 @@ fn a_dropped_batch_takes_no_fence_away_that_a_posted_one_needs() {
 }
 
 #[test]
-fn a_dropped_batch_that_waited_for_itself_leaves_no_fence() {
+fn a_dropped_batch_with_its_own_key_change_leaves_no_fence() {
     let wr = SendWr::send(&[]);
     for changes in [1, 2] {
         let mut sends = Sender::new(Shape::default());

@@ -102,7 +102,7 @@ fn each_cqe_is_behind_a_barrier() {
 }
 
 #[test]
-fn cqes_that_a_reset_makes_nobodys_are_read_behind_a_barrier() {
+fn cqes_that_a_reset_discards_are_read_behind_a_barrier() {
     let sends = Sender::new(Shape::default());
     let mut completed = Completed::new(4, 64);
     completed.write(cqe(0, 1, 0, 0));

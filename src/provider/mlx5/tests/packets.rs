@@ -57,7 +57,7 @@ fn a_queue_that_signals_all_signals_packets_asked_for_or_not() {
 }
 
 #[test]
-fn headers_stand_in_their_segment() {
+fn headers_are_in_their_segment() {
     let head = "0000000000000000000000000012";
     let expected = format!("0000000a000042040000000000000000{head}{}{DATA}", hex(&HEADER));
     let wr = SendWr::packet(Packet::new().header(&HEADER), &[SGE]);
@@ -98,7 +98,7 @@ fn inline_data_begins_in_the_segment() {
 }
 
 #[test]
-fn what_a_device_cannot_send_is_refused() {
+fn requests_that_the_device_lacks_are_refused() {
     let refused = |min, wr: SendWr<'_>| {
         let mut sends = device(min, false);
         let error = push(&mut sends, wr).unwrap_err();

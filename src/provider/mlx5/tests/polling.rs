@@ -44,7 +44,7 @@ fn ids(ring: &mut Mlx5Cq) -> Vec<u64> {
 }
 
 #[test]
-fn elements_change_hands_by_their_last_bit() {
+fn cqes_change_hands_by_their_owner_bit() {
     for size in [64, 128] {
         let mut completed = Completed::new(4, size);
         let qp = member();
@@ -87,7 +87,7 @@ fn a_poller_that_learned_everything_need_not_look_again() {
 }
 
 #[test]
-fn completions_say_what_their_fields_say() {
+fn completions_are_read_from_the_fields_of_the_cqe() {
     let mut completed = Completed::new(16, 64);
     let qp = member();
     completed.ring.registry().attach(&qp);
@@ -162,7 +162,7 @@ fn errors_have_names_and_the_device_s_own_code() {
 
 /// Data in the core of a CQE of either size, and in front of the core of a long one.
 #[test]
-fn data_in_completions_is_found_by_what_the_last_byte_says() {
+fn inline_data_is_found_by_the_last_byte_of_the_cqe() {
     const IN_CORE: u8 = 4;
     const IN_FRONT: u8 = 8;
     let pattern: [u8; 64] = std::array::from_fn(|at| at as u8 ^ 0x5a);
@@ -242,7 +242,7 @@ fn atomics_bring_eight_bytes() {
 }
 
 #[test]
-fn completions_of_nobody_are_given_back_unseen() {
+fn cqes_of_no_queue_pair_are_consumed_unseen() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
     completed.ring.registry().attach(&qp);
@@ -300,7 +300,7 @@ fn an_index_is_free_one_poll_after_its_last_completion() {
 
 /// A resize gives the completions in the queue new indices.
 #[test]
-fn the_dead_move_with_their_completions() {
+fn destroyed_queue_pairs_stay_known_across_a_resize() {
     let mut shared = SharedReceiver::new(4, 32);
     shared.post(&[RecvWr::new(&[]).id(0)]).unwrap();
     let indices = UidxAllocator::new();
@@ -459,7 +459,7 @@ fn a_child_settles_nothing() {
 
 /// Numbers of 24 and 16 bits are read with their neighbours.
 #[test]
-fn what_stands_beside_a_number_is_no_part_of_it() {
+fn neighbouring_bytes_are_no_part_of_a_number() {
     for (uidx, qpn) in [(1, u32::MAX), (0xff00_0001, 0), (0xff00_0001, u32::MAX)] {
         let mut completed = Completed::new(4, 64);
         let qp = member();
@@ -487,7 +487,7 @@ fn completions_are_counted_in_24_bits() {
 }
 
 #[test]
-fn arming_names_the_queue_the_kind_and_how_far_we_are() {
+fn arming_names_the_queue_the_kind_and_the_consumer_index() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
     completed.ring.registry().attach(&qp);
@@ -503,7 +503,7 @@ fn arming_names_the_queue_the_kind_and_how_far_we_are() {
 }
 
 #[test]
-fn a_resized_queue_goes_on_with_what_was_there() {
+fn a_resized_queue_keeps_its_completions() {
     for (entries, size) in [(2u32, 64usize), (8, 64), (4, 128)] {
         let mut completed = Completed::new(4, size);
         let qp = member();
@@ -536,7 +536,7 @@ fn a_resized_queue_goes_on_with_what_was_there() {
 }
 
 #[test]
-fn wiped_memory_holds_no_completion_of_anybody() {
+fn wiped_memory_holds_no_completion() {
     let mut completed = Completed::new(4, 64);
     completed.ring.registry().attach(&member());
     for segment in 0..16 {
@@ -547,7 +547,7 @@ fn wiped_memory_holds_no_completion_of_anybody() {
 }
 
 #[test]
-fn a_poller_that_goes_frees_the_indices_it_knew() {
+fn a_dropped_poller_frees_the_indices_in_its_table() {
     let indices = UidxAllocator::new();
     let (page, dbrec) = (FakeRegister::new(0), dbrec());
     let memory = Arc::new(QueueMemory::pages(256).unwrap());

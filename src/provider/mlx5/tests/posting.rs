@@ -147,7 +147,7 @@ fn inline_data_of_every_length() {
 
 /// Requests of one to eight WQEBBs, which begin at every WQEBB of the queue.
 #[test]
-fn copies_are_what_lies_in_the_queue() {
+fn blueflame_copies_equal_the_wqe_in_the_queue() {
     let shape = Shape { wqebbs: 16, max_post: 2, buffer: 512, ..Shape::default() };
     let mut sends = Sender::new(shape);
     let data: Vec<u8> = (0..492u32).map(|n| (n * 7 + 1) as u8).collect();
@@ -292,7 +292,7 @@ fn a_key_is_changed_before_the_next_request_uses_it() {
 }
 
 #[test]
-fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
+fn wqes_after_a_key_change_are_fenced() {
     let mut sends = Sender::new(Shape::default());
     let fences = |sends: &Sender, at| sends.bytes(at, 16)[11];
     let wr = SendWr::send(&[]);
@@ -331,7 +331,7 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
 }
 
 #[test]
-fn what_cannot_be_posted_leaves_the_cursor() {
+fn a_refused_request_leaves_the_cursor() {
     let mut sends = Sender::new(Shape::default());
     let many = [SGE; 31];
     let huge = [Sge { length: 1 << 31, ..SGE }];
@@ -500,7 +500,7 @@ fn shared_receives_are_a_list() {
 
 /// A device that names an entry twice, or one that is free, hurts nobody but its user.
 #[test]
-fn entries_that_come_back_too_often_end_somewhere() {
+fn wqes_that_complete_twice_keep_the_list_inside_the_ring() {
     let mut shared = SharedReceiver::new(4, 32);
     let slots = shared.ring.wr_ids().clone();
     for at in [0, 0, 1, 7, 0xffff] {

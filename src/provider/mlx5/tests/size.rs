@@ -55,7 +55,7 @@ fn completion_queues_have_one_entry_more_in_a_power_of_two() {
 }
 
 #[test]
-fn send_queues_hold_what_was_asked_for() {
+fn send_queues_hold_the_requested_number() {
     let size = |qp_type, cap: &_| SqSize::new(&LIMITS, qp_type, cap);
     // Bindings are the largest requests, 192 bytes.
     let rc = SqSize { wqebbs: 4, max_post: 1, max_sge: 1, max_inline: 156 };
@@ -80,7 +80,7 @@ fn send_queues_hold_what_was_asked_for() {
 
 /// A ConnectX reports room for 64 segments, a number that does not fit into the size field of a WQE.
 #[test]
-fn no_request_is_longer_than_it_can_say() {
+fn no_request_is_longer_than_its_size_field_can_hold() {
     let limits = Limits { max_sq_desc_sz: 1024, ..LIMITS };
     let size = |qp_type, sge, inline| SqSize::new(&limits, qp_type, &cap(1, sge, inline));
     for (qp_type, sge, inline) in [
@@ -102,7 +102,7 @@ fn no_request_is_longer_than_it_can_say() {
 }
 
 #[test]
-fn what_the_device_cannot_is_refused_with_its_limit() {
+fn capacities_above_the_device_are_refused_with_its_limit() {
     let refusal = |cap: &_| SqSize::new(&LIMITS, QpType::RC, cap).unwrap_err();
     SqSize::new(&LIMITS, QpType::RC, &cap(1, 30, 476)).unwrap();
     assert_eq!(refusal(&cap(1, 31, 0)), "31 entries in a send; the maximum is 30 for type RC");
