@@ -18,7 +18,7 @@ fn open(fabric: &Fabric, number: usize) -> Result<Context> {
     Ok(Context::open(&devices_on(&fabric.system())[number])?)
 }
 
-/// A queue pair with all that it needs. Fields are dropped in this order.
+/// A queue pair with its queues and memory. Fields are dropped in this order.
 struct Side {
     qp: QueuePair,
     memory: MemoryRegion<u8>,
@@ -57,7 +57,7 @@ impl Side {
         Ok(())
     }
 
-    /// Polls once; adds the ids of what completed.
+    /// Polls once; adds the ids of completed requests.
     fn poll(&mut self, got: &mut u64) -> Result<()> {
         let mut completions = self.cq.poll()?;
         while let Some(completion) = completions.next() {
@@ -124,7 +124,7 @@ fn two_threads(mode: Mode, wait: fn(&mut Side, &mut u64, u64) -> Result<()>) -> 
     let (started, theirs) = (Arc::new(Barrier::new(2)), fabric.clone());
     let begin = started.clone();
     let other = std::thread::spawn(move || -> Result<()> {
-        // A wait in a stepped fabric gives other threads time once it knows of them.
+        // In a stepped fabric a wait lets other threads run, once the fabric knows of them.
         theirs.step();
         begin.wait();
         let mut got = 0;
@@ -188,7 +188,7 @@ fn waits_step_the_fabric() -> Result<()> {
     two_threads(Mode::Stepped { seed: 1 }, Side::block)
 }
 
-/// Seven retries of a peer that answers nothing take seconds, and none of them here.
+/// Seven retries to a silent peer take seconds on a real device, and no time here.
 #[test]
 #[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn retries_take_no_time() -> Result<()> {
@@ -206,7 +206,7 @@ fn retries_take_no_time() -> Result<()> {
     Ok(())
 }
 
-/// A child of `fork` has a copy of the kernel's lock, which another thread of the parent holds most of the time.
+/// A forked child has a copy of the fabric's lock, which another thread of the parent holds most of the time.
 #[test]
 #[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn a_child_of_fork_is_refused_and_waits_for_no_lock() -> Result<()> {
@@ -224,18 +224,18 @@ fn a_child_of_fork_is_refused_and_waits_for_no_lock() -> Result<()> {
                 }
             });
             let ended = (0..20).try_for_each(|_| -> Result<()> {
-                // SAFETY: the child takes no lock that the other thread takes but the fabric's, which is the
-                // test, and those of the allocator; it ends without a return from here.
+                // SAFETY: of the locks that the other thread takes, the child takes only the fabric's, which the test
+                // is about, and the allocator's; it ends without a return from here.
                 match unsafe { nix::unistd::fork() }? {
                     ForkResult::Parent { child } => match waitpid(child, None)? {
                         WaitStatus::Exited(_, 0) => Ok(()),
                         other => Err(format!("the child ended as {other:?}").into()),
                     },
                     ForkResult::Child => {
-                        // Ends a child that waits for a lock.
+                        // Kills a child that waits for a lock.
                         nix::unistd::alarm::set(10);
                         let refused = std::panic::catch_unwind(|| check_refusals(&fabric, &device));
-                        // SAFETY: ends the process, without what belongs to the parent.
+                        // SAFETY: ends the process, and touches nothing of the parent's.
                         unsafe { nix::libc::_exit(refused.is_err().into()) }
                     }
                 }
@@ -249,7 +249,7 @@ fn a_child_of_fork_is_refused_and_waits_for_no_lock() -> Result<()> {
     Ok(())
 }
 
-/// All that a process can ask of a fabric that another one made.
+/// All calls of a process on a fabric that another process made.
 fn check_refusals(fabric: &Fabric, device: &uverbs::device::Device) {
     let system = fabric.system();
     let nodev = rustix::io::Errno::NODEV;
@@ -265,8 +265,8 @@ fn check_refusals(fabric: &Fabric, device: &uverbs::device::Device) {
     assert_eq!(fabric.decisions(), 0);
 }
 
-/// A queue that is armed with completions which nobody polled announces them after the period: nothing calls the
-/// fabric meanwhile.
+/// A queue that is armed while it has unpolled completions announces them after the period: no call enters the fabric
+/// meanwhile.
 #[test]
 #[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn timers_that_a_ring_sets_fire() -> Result<()> {
@@ -301,7 +301,7 @@ fn futures_play() -> Result<()> {
     play(&runtime, &fabric)
 }
 
-/// One seed makes the same decisions in each run, and another one others.
+/// One seed makes the same decisions in each run, and another seed makes others.
 #[cfg(all(feature = "sim", feature = "tokio"))]
 #[test]
 #[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
@@ -323,8 +323,8 @@ fn a_task_steps_the_fabric_and_runs_repeat() -> Result<()> {
     Ok(())
 }
 
-/// A call long after the last step is made now, and its timers run from now: a request to disconnect whose retry is due
-/// when the event loop comes back to the fabric would be sent twice at once.
+/// A call long after the last step happens now, and its timers start now. Otherwise a request to disconnect, whose
+/// retry would be due when the event loop returns to the fabric, would be sent twice at once.
 #[cfg(all(feature = "sim", feature = "tokio"))]
 #[test]
 fn calls_between_two_steps_are_at_the_time_of_the_event_loop() -> Result<()> {
@@ -376,7 +376,7 @@ fn calls_between_two_steps_are_at_the_time_of_the_event_loop() -> Result<()> {
     Ok(())
 }
 
-/// The listener's program does not accept: the handshake would end after the kernel's minute.
+/// The listener's program does not accept: without the deadline the handshake would end after a minute.
 #[test]
 #[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn a_connect_that_blocks_ends_at_its_deadline() -> Result<()> {
@@ -395,8 +395,8 @@ fn a_connect_that_blocks_ends_at_its_deadline() -> Result<()> {
     Ok(())
 }
 
-/// As [`a_connect_that_blocks_ends_at_its_deadline`], of a future. The events of the channel are first read after a
-/// while: the handshake has what is left of the time.
+/// As [`a_connect_that_blocks_ends_at_its_deadline`], with a future. The events of the channel are first read after a
+/// while: the handshake has the rest of the time.
 #[cfg(all(feature = "sim", feature = "tokio"))]
 #[test]
 #[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]

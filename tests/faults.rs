@@ -1,4 +1,4 @@
-//! Faults of a fabric, as a program meets them.
+//! Faults of a fabric, as a program sees them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ fn open(fabric: &Fabric, name: &str) -> Result<Context> {
     Ok(Context::open(device)?)
 }
 
-/// A queue pair with all that it needs. Fields are dropped in this order.
+/// A queue pair with its queues and memory. Fields are dropped in this order.
 struct End {
     qp: QueuePair,
     memory: MemoryRegion<u8>,
@@ -91,7 +91,7 @@ impl End {
         Ok(())
     }
 
-    /// The status of the next completion; `None` if none comes by itself.
+    /// The status of the next completion; `None` if the fabric has nothing left to do.
     fn status(&mut self, fabric: &Fabric) -> Result<Option<WcStatus>> {
         loop {
             if let Some(completion) = self.cq.poll()?.next() {
@@ -342,7 +342,7 @@ fn events_are_lost_and_late() -> Result<()> {
     Ok(())
 }
 
-/// The device is full afterwards, so that a later queue has the number of the one that is destroyed.
+/// The device is full afterwards, so that a later queue gets the number of the destroyed one.
 #[test]
 fn late_events_of_an_object_go_with_it_and_those_of_others_stay() -> Result<()> {
     let fabric = two(Profile::new().small()).stepped(1).build()?;
@@ -362,7 +362,7 @@ fn late_events_of_an_object_go_with_it_and_those_of_others_stay() -> Result<()> 
     Ok(())
 }
 
-/// A destruction takes the events of the device.
+/// A destruction handles the device's pending events: a lost one stays lost, and a late one late.
 #[test]
 fn a_destruction_passes_no_event_that_is_lost_or_late() -> Result<()> {
     const LATE: Duration = Duration::from_millis(20);
@@ -386,7 +386,7 @@ fn a_destruction_passes_no_event_that_is_lost_or_late() -> Result<()> {
     Ok(())
 }
 
-/// Most steps serve a queue that has no message.
+/// Most steps of the fabric serve a queue without a message.
 #[test]
 fn rates_are_shares_of_messages() -> Result<()> {
     const WRITES: usize = 4000;
@@ -424,8 +424,8 @@ fn a_share_of_the_calls_that_make_an_object_fails() -> Result<()> {
     Ok(())
 }
 
-/// A clock that stands still, and makes a call before its first sleep: between the last step of the task that drives
-/// the fabric and its wait.
+/// A clock that stands still. Before its first sleep it makes a call, at the time between the last step of the task
+/// that drives the fabric and its wait.
 struct CallsBeforeSleep(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Clock for CallsBeforeSleep {
@@ -475,7 +475,7 @@ fn a_call_of_another_thread_is_served_before_the_next_timer() -> Result<()> {
     Ok(())
 }
 
-/// Runs 300 writes with faults at random; returns the moment of the end and how many decisions were made.
+/// Runs 300 writes with faults at random; returns the time of the end and the number of decisions.
 fn at_random(seed: u64) -> Result<(Duration, u64)> {
     let rates = Rates::none().loss(0.05).delay(0.2, Duration::from_micros(300));
     let fabric = two(Profile::new()).stepped(seed).rates(rates).build()?;
@@ -499,7 +499,7 @@ fn create(context: &Context) -> uverbs::Result<QueuePair> {
     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
 }
 
-/// Connects by address, with so many messages of the connection manager lost on each side, and sends a message.
+/// Connects by address, loses these numbers of the connection manager's messages, and sends a message.
 fn connect_with_losses(asking: u32, answering: u32) -> Result<Duration> {
     let fabric = fabric(1);
     let lose = |name: &str, count| fabric.device(name).unwrap().lose_cm_messages(count);
@@ -533,7 +533,7 @@ fn connect_with_losses(asking: u32, answering: u32) -> Result<Duration> {
 fn lost_requests_and_replies_are_sent_again_after_seconds() -> Result<()> {
     let quick = connect_with_losses(0, 0)?;
     assert!(quick < Duration::from_secs(1), "{quick:?}");
-    // A blocking accept waits for ten seconds: for one reply that is lost.
+    // A blocking accept waits for ten seconds: long enough for one lost reply.
     for (asking, answering) in [(1, 0), (2, 0), (0, 1)] {
         let took = connect_with_losses(asking, answering)?;
         assert!(took > Duration::from_secs(4), "{asking}, {answering}: {took:?}");
@@ -558,7 +558,7 @@ fn history_of(seed: u64) -> Result<String> {
 }
 
 #[test]
-fn a_history_tells_what_happened_and_repeats_by_its_seed() -> Result<()> {
+fn a_history_has_the_events_of_a_run_and_repeats_by_its_seed() -> Result<()> {
     let history = history_of(1)?;
     let has = |text: &str| assert!(history.contains(text), "{text:?} is not in:\n{history}");
     has("left: context 1 create_qp qp 0x");
@@ -640,7 +640,7 @@ fn strict(seed: u64) -> Result<(Fabric, End, End)> {
     Ok((fabric, a, b))
 }
 
-/// The findings at the end, without those about what is left.
+/// The findings at the end, without those of objects that are left.
 fn found(fabric: &Fabric) -> Vec<String> {
     let findings = fabric.check().err();
     findings.iter().flat_map(|findings| findings.iter()).map(str::to_owned).collect()
@@ -682,7 +682,7 @@ fn memory_that_is_written_before_its_completion_is_found() -> Result<()> {
 }
 
 #[test]
-fn what_is_left_at_the_end_is_found() -> Result<()> {
+fn objects_that_are_left_at_the_end_are_found() -> Result<()> {
     let (fabric, mut a, b) = strict(1)?;
     a.write_to(&b)?;
     while fabric.step() {}
@@ -695,7 +695,7 @@ fn what_is_left_at_the_end_is_found() -> Result<()> {
     Ok(())
 }
 
-/// A peer's write to memory that is sent is the peer's affair, as is a read's to memory that a later send fences.
+/// No finding: a peer's write to memory that is being sent, and a read into memory that a later, fenced send uses.
 #[test]
 fn memory_that_a_device_writes_is_no_finding() {
     each_seed(0..8, while_it_is_sent);
@@ -750,7 +750,7 @@ fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
     Ok(())
 }
 
-/// Two InfiniBand ports, the second of which has this partition key, and an Ethernet one.
+/// Two InfiniBand ports, the second one with this partition key, and an Ethernet port.
 fn infiniband(pkey: u16) -> Result<Fabric> {
     let profile = Profile::new().infiniband();
     let fabric = Fabric::builder()
@@ -786,7 +786,7 @@ fn addresses_over_infiniband_connect_by_lids() -> Result<()> {
     let [path] = paths[..] else { panic!("{paths:?}") };
     assert_eq!((path.sgid, path.dgid, path.pkey), (local.gid, peer.gid, 0x8001));
     assert_eq!((path.slid, path.dlid, path.hop_limit), (1, 2, 0));
-    // The path of one id is another's.
+    // The path of one id serves another id.
     let (asking, limit) = (EventChannel::open_on(&fabric.system())?, Duration::from_secs(2));
     let from = "10.0.0.1:0".parse().ok();
     let resolving = asking.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
@@ -853,9 +853,9 @@ fn addresses_over_infiniband_reach_neither_another_partition_nor_ethernet() -> R
     Ok(())
 }
 
-/// The regions are gone when the history is asked for, and are named all the same.
+/// The history names regions that are gone when the program reads it.
 #[test]
-fn a_history_tells_of_faults_and_of_what_went_with_a_device() -> Result<()> {
+fn a_history_has_the_faults_and_the_objects_of_a_removed_device() -> Result<()> {
     let fabric = two(Profile::new()).stepped(1).history().build()?;
     let (mut a, mut b) = End::pair(&fabric)?;
     b.recv()?;
@@ -909,7 +909,7 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
         }
         drop(qp);
         assert_eq!((pool.idle(), context.leaked()), (4, 0), "{failures}");
-        // Its room in the completion queue is free again.
+        // The queue pair's room in the completion queue is free again.
         let all = capacity / 8;
         let qps: Vec<_> = (0..all)
             .map(|_| cq.adopt(build(&cq)?).map_err(|e| e.error))
@@ -923,7 +923,7 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
     Ok(())
 }
 
-/// Memory of a completed receive is the program's, also when the queue pair is reset or destroyed.
+/// Memory of a completed receive belongs to the program, also when the queue pair is reset or destroyed.
 #[test]
 fn strictness_leaves_memory_alone_that_is_the_programs_again() -> Result<()> {
     for mode in [Mode::Stepped { seed: 1 }, Mode::Trapped] {
@@ -956,7 +956,7 @@ fn strictness_leaves_memory_alone_that_is_the_programs_again() -> Result<()> {
 
 #[test]
 #[should_panic(expected = "destroy cannot fail with ENOENT")]
-fn a_destruction_does_not_claim_what_is_not_so() {
+fn a_destruction_cannot_fail_with_enoent() {
     let fabric = fabric(1);
     fabric.device("left").unwrap().fail_call(Verb::Destroy, 0, Errno::NOENT);
 }

@@ -3,16 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What waits for another thread, and the files that may name it.
+/// Primitives that wait for another thread, and the files that may name them.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("Mutex", &["sync/lock.rs", "sync.rs"]),
     ("RwLock", &[]),
     ("Condvar", &[]),
     ("Barrier", &[]),
     ("LazyLock", &[]),
-    // Filled by the thread that makes the queue, before another thread can know of it.
+    // The thread that makes the queue fills it, before another thread has the queue.
     ("OnceLock", &["srq.rs"]),
-    // The poster holds a register for a few stores. In a forked child posting is refused before.
+    // The poster holds a register for a few stores. A forked child is refused before it posts.
     ("swap(true, Ordering::Acquire)", &["memory/doorbell_register.rs"]),
 ];
 
@@ -31,7 +31,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The numbered lines of a file but those of items that are compiled for tests only.
+/// The numbered lines of a file, except those of items that are compiled for tests only.
 fn without_tests(text: &str) -> Vec<(usize, &str)> {
     let mut lines = text.lines().enumerate();
     let mut kept = Vec::new();
@@ -74,7 +74,7 @@ fn every_lock_is_one_that_a_child_does_not_wait_for() {
         let text = fs::read_to_string(&file).expect("a source file");
         for (at, line) in without_tests(&text) {
             let line = line.trim_start();
-            // A guard waits for nobody: it is that of a lock which the program has.
+            // A guard does not wait: the program already holds its lock.
             let line = ["MutexGuard", "RwLockReadGuard", "RwLockWriteGuard"]
                 .iter()
                 .fold(line.to_owned(), |line, guard| line.replace(guard, ""));

@@ -1,5 +1,5 @@
-//! The tables "from the C verb to ours" name each function of C that the documentation's search knows, and none
-//! that it does not know.
+//! The tables from C verbs to this library's functions name each C function that is an alias in the documentation, and
+//! no other one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ fn in_tables(text: &str) -> BTreeSet<String> {
     names.filter(|name| is_function_of_c(name)).map(str::to_owned).collect()
 }
 
-/// The functions of C that are aliases: those of our functions, and all of them.
+/// The C functions that are aliases: those of functions, and all of them.
 fn aliases(text: &str) -> [BTreeSet<String>; 2] {
     let [mut of_functions, mut all] = [BTreeSet::new(), BTreeSet::new()];
     let (mut pending, mut open) = (Vec::new(), false);
@@ -32,7 +32,7 @@ fn aliases(text: &str) -> [BTreeSet<String>; 2] {
             pending.extend(names.map(str::to_owned));
             open = !line.ends_with(']');
         } else if line.starts_with("pub ") || line.contains("fn ") && !line.starts_with('/') {
-            // The documentation's search knows no name of what is private.
+            // The documentation's search has no aliases of private items.
             if !line.starts_with("pub ") {
                 pending.clear();
                 continue;

@@ -1,6 +1,6 @@
 //! The README is short, and its program is an example. `cargo test --doc` compiles and runs it.
 
-/// Someone decides in three minutes whether to use the library.
+/// A reader decides in three minutes whether to use the library.
 #[test]
 fn the_readme_has_at_most_900_words() {
     let words = include_str!("../README.md").split_whitespace().count();

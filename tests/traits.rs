@@ -18,7 +18,7 @@ use uverbs::{
 const fn shared<T: Send + Sync>() {}
 const fn carefree<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe>() {}
 
-/// What a program may build for its tests, and send to another machine.
+/// Types that a program may build for its tests, and send to another machine.
 #[cfg(feature = "serde")]
 const fn travels<T: Default + serde::Serialize + serde::de::DeserializeOwned>() {}
 
@@ -70,7 +70,7 @@ const _: () = {
     carefree::<CompletionChannel>();
     carefree::<AddressHandle>();
     carefree::<McastMembership>();
-    // Each part of a queue pair may go to a thread of its own, and whole workers move as one.
+    // Each part of a queue pair may go to a thread of its own, and a whole worker moves as one value.
     carefree::<CompletionQueue>();
     carefree::<SharedReceiveQueue>();
     carefree::<QueuePair>();
@@ -100,7 +100,7 @@ const _: () = {
     shared::<OwnedSendBatch<'static, u64>>();
     shared::<OwnedRecvBatch<'static, u64>>();
     shared::<Scope<'static, 'static, u64>>();
-    // Futures and their queues go to whichever thread has time.
+    // Any thread may run futures and their queues.
     shared::<aio::AsyncCompletionQueue>();
     carefree::<uverbs::cm::EventChannel>();
     carefree::<uverbs::cm::Connector>();
@@ -109,7 +109,7 @@ const _: () = {
     carefree::<aio::cm::AsyncConnection>();
     carefree::<aio::cm::AsyncMulticastMember>();
     shared::<aio::AsyncQueuePair>();
-    // Those of a thread domain do not, but what they start from does.
+    // Futures of a thread domain stay on their thread; the worker that makes them can move.
     shared::<aio::Worker>();
     shared::<aio::AsyncSharedReceiveQueue>();
     shared::<aio::Inbox>();

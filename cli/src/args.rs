@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_options_are_refused() {
         for line in [
             "rc --size 0",
             "rc --iters 0",

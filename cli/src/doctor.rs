@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_are_the_first_lines_each_with_what_to_do() {
+    fn problems_are_the_first_lines_each_with_a_remedy() {
         let mut findings = Findings::default();
         findings.ok("versions", "6.12");
         findings.warning("modules", "rdma_ucm is not loaded", "load it");

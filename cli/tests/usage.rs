@@ -52,7 +52,7 @@ fn a_group_has_no_server() {
 }
 
 #[test]
-fn what_is_refused_is_not_offered() {
+fn refused_options_are_not_in_the_help() {
     for words in [["pingpong", "xsrq", "--help"], ["pingpong", "xsrq", "-h"]] {
         let help = text(&uverbs(&words).stdout);
         assert!(help.contains("--clients") && !help.contains("validate"), "{help}");
@@ -62,7 +62,7 @@ fn what_is_refused_is_not_offered() {
 
 /// The server and the client fail for the same reason, and print the same message.
 #[test]
-fn without_a_connection_manager_both_sides_say_what_to_load() {
+fn without_a_connection_manager_both_sides_name_the_module_to_load() {
     if Path::new("/sys/class/misc/rdma_cm").exists() {
         return;
     }
@@ -85,7 +85,7 @@ fn without_a_connection_manager_both_sides_say_what_to_load() {
 }
 
 #[test]
-fn the_doctor_says_nothing_of_what_is_not_there() {
+fn the_doctor_has_no_empty_finding() {
     let output = uverbs(&["doctor", "-v"]);
     for line in text(&output.stdout).lines() {
         assert!(!line.trim_end().ends_with(':'), "an empty finding: {line:?}");

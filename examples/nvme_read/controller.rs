@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_what_is_wrong() {
+    fn refusals_name_the_fault() {
         let refusal = |code: u16, result: u32| {
             let mut bytes = [0; 16];
             bytes[14..].copy_from_slice(&(code << 1).to_le_bytes());

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_says_which_queue_of_what_size() {
+    fn request_has_the_queue_and_its_size() {
         let request = Request::new(0x0102, 33, 0x0304);
         let mut expected = [0; 32];
         expected[..10].copy_from_slice(&[0, 0, 2, 1, 33, 0, 32, 0, 4, 3]);

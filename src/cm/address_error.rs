@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_bind_say_what_to_do() {
+    fn errors_of_bind_have_a_remedy() {
         // An address for documentation (RFC 5737), which no host has.
         let address: SocketAddr = "203.0.113.1:80".parse().unwrap();
         for (errno, advice) in [

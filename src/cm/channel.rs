@@ -670,7 +670,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it polls a file")]
-    fn file_answers_at_once_when_somebody_looks_without_waiting() {
+    fn a_poll_makes_the_file_nonblocking() {
         let script = CmScript::new();
         let answers_at_once = |channel: &EventChannel| {
             let flags = rustix::fs::fcntl_getfl(channel.as_fd()).unwrap();

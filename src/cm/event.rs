@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_what_to_do() {
+    fn failures_have_a_remedy() {
         for (kind, status, errno, advice) in [
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -110, Errno::TIMEDOUT, "no neighbour answered"),
             (Type::RDMA_CM_EVENT_ROUTE_ERROR, -110, Errno::TIMEDOUT, "`set_ib_path`"),

@@ -175,7 +175,7 @@ fn failure_of_any_step_of_accept_rejects_the_request() {
 
 /// The peer gave up early; the kernel reports that only after the accept.
 #[test]
-fn request_whose_peer_gave_up_says_so() {
+fn error_of_a_request_whose_peer_gave_up_says_so() {
     let stage = Stage::new();
     let listener = stage.listen();
     let request = || {
@@ -213,7 +213,7 @@ fn request_whose_peer_gave_up_says_so() {
 
 /// The commands, with errors that only the caller can explain.
 #[test]
-fn every_step_that_the_kernel_refuses_says_what_it_was_about() {
+fn every_step_that_the_kernel_refuses_names_its_subject() {
     let stage = Stage::new();
     let refused = |command, errno, told: &str, step: &dyn Fn() -> Error| {
         stage.script.refuse(command, errno);
@@ -344,7 +344,7 @@ fn options_have_the_width_that_the_kernel_expects() {
 }
 
 #[test]
-fn error_after_a_change_of_credentials_says_what_to_do() {
+fn error_after_a_change_of_credentials_has_a_remedy() {
     let stage = Stage::new();
     stage.script.refuse(RDMA_USER_CM_CMD_CREATE_ID, Errno::ACCESS);
     let error = stage.channel.create_id(PortSpace::TCP, QpType::RC).unwrap_err();
@@ -539,7 +539,7 @@ fn wait_ends_in_time_and_the_file_is_readable_while_an_event_is_pending() {
 }
 
 #[test]
-fn datagrams_that_nobody_answers_say_why() {
+fn errors_of_unanswered_datagram_requests_name_the_reason() {
     let stage = Stage::new();
     let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     let qp = qp.unwrap();
@@ -711,7 +711,7 @@ fn ids_go_while_their_channel_reads_a_removal() {
 }
 
 #[test]
-fn group_that_cannot_be_joined_says_why() {
+fn error_of_a_group_names_the_reason() {
     let stage = Stage::new();
     let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
     let qp = qp.unwrap();
@@ -806,7 +806,7 @@ fn request_offers_the_options_of_the_device_and_the_answer_goes_to_it() {
 }
 
 #[test]
-fn accept_has_the_device_take_what_it_has_of_the_options_asked_for() {
+fn accept_takes_the_requested_options_that_the_device_has() {
     // The peer's request, the options in the change to RTR, and the answer to the peer.
     let requests = [
         (raw_ece(0x15b3, 0x1000_000a), 0x1000_000a, raw_ece(0x15b3, 0x1000_0002)),
@@ -1018,7 +1018,7 @@ fn ports_of_infiniband_are_addressed_by_gid() {
 }
 
 #[test]
-fn requests_by_gid_carry_what_the_whole_field_holds() {
+fn requests_by_gid_use_the_whole_field() {
     let stage = Stage::new();
     let (here, there) = ports();
     let route = |id, qp_type| {

@@ -1,6 +1,6 @@
-//! Messages cost no allocation: neither by the verbs, nor in buffers that are lent, nor as futures, nor in the device
-//! where it is in this process, whose work the thread that rings does. Each
-//! test sends a few first, in which tables and lists reach their sizes.
+//! Messages cost no allocation: neither by the verbs, nor in lent buffers, nor as futures, nor in a device in this
+//! process, where the ringing thread does the device's work. Each test first sends a few messages, during which tables
+//! and lists grow to their sizes.
 #![allow(unsafe_code, reason = "counting what the program's allocator is asked for")]
 
 use crate::lent;
@@ -20,11 +20,11 @@ trials![
 ];
 
 thread_local! {
-    /// The allocations of this thread. Other threads are the harness's.
+    /// The allocations of this thread; other threads belong to the harness.
     static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, and how often it is asked.
+/// The system's allocator, which counts the calls.
 struct Counting;
 
 #[global_allocator]
@@ -60,7 +60,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Messages that are sent first, and then while it is counted.
+/// The numbers of messages before the count begins, and during it.
 const BEFORE: u64 = 100;
 const COUNTED: u64 = 300;
 
@@ -95,7 +95,7 @@ fn a_message_in_a_lent_buffer_allocates_nothing() -> Verdict {
         batch.push(b.pool.take().expect("a buffer"), n)?;
         batch.ring()?;
         let mut batch = a.qp.send_batch()?;
-        // Alone, and read by several.
+        // From a buffer of its own, and from one that several requests read.
         let text = a.pool.copy(&n.to_ne_bytes()).expect("a buffer");
         match n % 2 {
             0 => batch.push(SendWr::send(&[]), text, n)?,
@@ -127,7 +127,7 @@ fn a_message_as_a_future_allocates_nothing() -> Verdict {
             }
             let text = a.pool.copy(&n.to_ne_bytes()).expect("a buffer");
             let send = async { Ok(a.qp.send(text).await.map(drop)?) };
-            // The drivers are tasks of the same thread, and counted with them.
+            // The drivers are tasks of the same thread, so that their allocations are counted, too.
             let receive = async {
                 assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
                 Ok(())

@@ -52,7 +52,7 @@ fn echo_comes_back_on_many_threads() -> Verdict {
         let mut tasks = Vec::new();
         for _ in 0..4 {
             let (a, b) = pair()?;
-            // A side whose peer is gone before the last acknowledgement waits for ever.
+            // A side whose peer goes before the last acknowledgement would hang: both stay.
             tasks.push(tokio::spawn(async move { ask(&a, 100).await.map(|()| a) }));
             tasks.push(tokio::spawn(async move { echo_back(&b, 100).await.map(|()| b) }));
         }
@@ -105,7 +105,7 @@ fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
         let mut sends: Vec<_> = (0..MESSAGES)
             .map(|n| Box::pin(a.qp.send(pool.copy(&n.to_ne_bytes()).expect("a buffer"))))
             .collect();
-        // All at once: the queue takes a few, and the rest stands in line.
+        // All are polled at once: the queue takes a few, and the others wait for room.
         let first = std::future::poll_fn(|cx| {
             let posted = sends.iter_mut().filter_map(|send| match send.as_mut().poll(cx) {
                 Poll::Pending => Some(()),
@@ -115,7 +115,7 @@ fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
         });
         assert_eq!(first.await, MESSAGES as usize);
         assert!(sends.iter().filter(|send| send.is_posted()).count() < MESSAGES as usize);
-        // The order in which they are polled afterwards does not matter.
+        // The order of later polls does not matter.
         let sends: Vec<_> = sends.into_iter().rev().map(tokio::spawn).collect();
         let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
         for n in 0..MESSAGES {
@@ -129,7 +129,7 @@ fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
     })
 }
 
-/// A future that was told that there is room, and is dropped before it takes it.
+/// A future is woken because there is room, and is dropped before it posts.
 fn a_dropped_waiter_passes_its_room_on() -> Verdict {
     env::rnr_wait()?;
     run(0, async {
@@ -148,10 +148,10 @@ fn a_dropped_waiter_passes_its_room_on() -> Verdict {
         for _ in 0..4 {
             inbox.next().await?;
         }
-        // Those who were first in line go without having been polled again.
+        // The first futures in line are dropped without another poll.
         drop(rest);
         drop(waiting);
-        // A receive may take any time.
+        // Receives until an error ends the loop.
         let receive = async {
             loop {
                 if let Err(error) = inbox.next().await {
@@ -190,7 +190,7 @@ fn at_once(threads: usize) -> Verdict {
             buffer.set_len(8);
             reads.push(Box::pin(a.qp.read(remote, buffer)));
         }
-        // All are begun before one is over: what a future comes to is told by a later poll of it.
+        // All are posted before one has ended, as only a later poll of a future tells its result.
         let begun = std::future::poll_fn(|cx| {
             let begun = reads.iter_mut().map(|read| read.as_mut().poll(cx).is_pending());
             let begun = begun.filter(|pending| *pending).count();
@@ -200,7 +200,7 @@ fn at_once(threads: usize) -> Verdict {
         assert_eq!((begun, pool.idle()), (REQUESTS, 0));
         let posted = reads.iter().filter(|read| read.is_posted()).count();
         let depth = a.qp.caps().max_send_wr as usize;
-        // Where other threads look for completions, places in the queue may have become free again.
+        // Other threads that poll completions may have made room in the queue again.
         match threads {
             0 => assert_eq!((posted, under_way), (depth, depth)),
             _ => assert!(posted >= depth, "{posted} of {depth}"),
@@ -243,7 +243,7 @@ fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
         for n in 0..MESSAGES {
             client.qp.send_inline(&[n as u8]).await?;
         }
-        // The driver has polled them, or not yet: both happen.
+        // The driver may have polled their completions, or not yet.
         drop(server);
         for (n, recv) in recvs.drain(..MESSAGES).enumerate() {
             let message = within(PATIENCE, recv).await.expect("it was received")?;
@@ -286,7 +286,7 @@ fn events_wake_the_stream() -> Verdict {
     })
 }
 
-/// LAST_WQE_REACHED, of queue pairs that come and go.
+/// LAST_WQE_REACHED of queue pairs that are made and destroyed.
 fn last_wqe_reached_is_in_the_stream() -> Verdict {
     run(0, async {
         let context = env::open()?;
@@ -384,7 +384,7 @@ fn many_senders_reach_one_srq() -> Verdict {
     })
 }
 
-/// Runs what is tied to its thread.
+/// Runs a test whose futures are tied to their thread.
 fn on_one_thread(test: impl Future<Output = Verdict>) -> Verdict {
     run(0, async { LocalSet::new().run_until(test).await })
 }

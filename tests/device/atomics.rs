@@ -6,7 +6,7 @@ use crate::verdict::{Verdict, require, trials};
 use uverbs::{AtomicCap, MaskedSwap, PostError, SendWr, WcOpcode, WcStatus};
 
 trials![
-    fetch_add_returns_what_was_there,
+    fetch_add_returns_the_old_value,
     compare_swap_swaps_only_if_equal,
     every_fetch_add_counts_once,
     masked_swap_leaves_the_other_bits,
@@ -35,7 +35,7 @@ fn get(side: &Side, offset: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-fn fetch_add_returns_what_was_there() -> Verdict {
+fn fetch_add_returns_the_old_value() -> Verdict {
     let (mut a, mut b) = pair()?;
     let mut value = 0xffff_ffff_ffff_fff0u64;
     put(&mut b, 64, value);
@@ -83,7 +83,7 @@ fn every_fetch_add_counts_once() -> Verdict {
     Ok(())
 }
 
-/// Posts what devices without masks refuse to take.
+/// Posts a masked atomic, which devices without masks refuse.
 fn post_masked(side: &mut Side, wr: SendWr<'_>) -> Verdict {
     let posted = side.send(wr);
     let refused = posted == Err(PostError::Unsupported);
@@ -104,9 +104,9 @@ fn masked_swap_leaves_the_other_bits() -> Verdict {
         // The halves, one as the condition of the other.
         (0x3333_4444, low, 0xaaaa_bbbb_0000_0000, !low, 0xaaaa_bbbb_3333_4444),
         (0x3333_4445, low, 0xaaaa_bbbb_0000_0000, !low, start),
-        // Other bits of the operands mean nothing.
+        // Bits of the operands outside of the masks are ignored.
         (0xffff_0000_3333_4444, low, 0x5555, 0xf0f0, 0x1111_2222_3333_5454),
-        // Without a condition: sets bits, and clears them.
+        // Without a condition: bits are set, and cleared.
         (7, 0, u64::MAX, 0x8000_0000_0000_0001, 0x9111_2222_3333_4445),
         (7, 0, 0, 0x1000_0000_0000_0004, 0x0111_2222_3333_4440),
     ] {
@@ -162,7 +162,7 @@ fn masked_atomics_need_a_reliable_connection() -> Verdict {
         }
         pair.a.expect_silence()?;
     }
-    // The right to do atomics is one for all of them.
+    // One access right covers all atomics.
     let access = uverbs::Access::ALL_REMOTE - uverbs::Access::REMOTE_ATOMIC;
     let Pair { mut a, mut b, .. } = Pair::new(Config { access, ..Config::rc() })?;
     put(&mut b, 0, 3);
@@ -182,7 +182,7 @@ fn unaligned_address_is_refused() -> Verdict {
         for wr in [SendWr::fetch_add(remote, 1, &sges), SendWr::compare_swap(remote, 0, 1, &sges)] {
             assert_eq!(a.send(wr), Err(PostError::Unaligned), "{wr:?}");
         }
-        // A device that has none says that first.
+        // A device without atomic writes answers that first.
         let refused = a.send(SendWr::atomic_write(remote, [1; 8]));
         let expected = [Err(PostError::Unaligned), Err(PostError::Unsupported)];
         assert!(expected.contains(&refused), "{refused:?}");
@@ -208,7 +208,7 @@ fn an_atomic_without_the_right_fails() -> Verdict {
     let remote = b.remote(0);
     a.send(SendWr::fetch_add(remote, 1, &sges).id(1))?;
     let done = a.wait()?;
-    // A queue pair without the right answers either way.
+    // Devices differ in the status for a queue pair without the right.
     let refused = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR];
     assert!(done.wr_id == 1 && refused.contains(&done.status), "{done:?}");
     assert_eq!(get(&b, 0), 3);

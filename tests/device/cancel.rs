@@ -1,5 +1,5 @@
-//! Futures that are dropped at every point where they wait: their memory comes back, and they leave
-//! nothing in the kernel, on the device or in the library.
+//! Futures that are dropped at every point where they wait: their memory comes back, and they leave nothing in the
+//! kernel, on the device or in the library.
 
 use crate::capability::Capability;
 use crate::env;
@@ -26,7 +26,7 @@ trials![
     dropped_futures_leave_nothing_in_their_context,
 ];
 
-/// Polls a future at most so many times.
+/// Polls a future at most this number of times.
 struct AtMost<F>(F, usize);
 
 impl<F: Future + Unpin> Future for AtMost<F> {
@@ -41,7 +41,7 @@ impl<F: Future + Unpin> Future for AtMost<F> {
     }
 }
 
-/// Whenever a future is dropped, its memory is back when its requests are, and the rest works on.
+/// However early a future is dropped: its memory is back when its requests have ended, and other futures go on.
 fn requests_dropped_at_any_poll_give_their_memory_back() -> Verdict {
     env::rnr_wait()?;
     dropped_on(0)
@@ -60,7 +60,7 @@ fn dropped_on(threads: usize) -> Verdict {
             let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(1024)?;
             let server = tokio::spawn(async move { echo_back(&b, 3).await.map(|()| b) });
             let work = Box::pin(async {
-                // The receive is posted first: those of an inbox that is gone would be before it.
+                // The receive is posted first, because receives of an earlier inbox would come before it.
                 let received = async {
                     let got = a.qp.recv(a.pool.take().expect("a buffer")).await?;
                     assert_eq!(got.memory[..5], *b"short");
@@ -83,14 +83,14 @@ fn dropped_on(threads: usize) -> Verdict {
                 Some(end) => end.map(|()| true)?,
                 None => false,
             };
-            // The receives that were posted ahead are still there; everything else ends by itself.
+            // The receives that an inbox posted ahead remain; every other request ends by itself.
             let started = Instant::now();
             while a.qp.in_flight() > 8 && started.elapsed() < PATIENCE {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             assert!(a.qp.in_flight() <= 8, "after {polls} polls");
             a.qp.abort()?;
-            // Where another thread drives, memory comes back a moment after its request completed.
+            // If another thread drives the queue, memory comes back a moment after its request completed.
             let back = || (a.qp.in_flight(), a.pool.idle());
             let started = Instant::now();
             while back() != (0, BUFFERS) && started.elapsed() < PATIENCE {
@@ -100,7 +100,7 @@ fn dropped_on(threads: usize) -> Verdict {
             assert_eq!((a.cq.unmatched(), a.context.leaked()), (0, 0));
             server.abort();
             if finished {
-                // One thread does nothing else while it polls; of several, others may have done it all.
+                // With one thread nothing happens between polls; with several, others may have done all the work.
                 assert!(threads > 0 || polls > 5, "there are more points to stop at");
                 break;
             }
@@ -110,7 +110,7 @@ fn dropped_on(threads: usize) -> Verdict {
     })
 }
 
-/// The same for both ends of a handshake; the other end is left alone in the middle of it.
+/// The same for both ends of a handshake, whose other end loses its peer in the middle.
 fn a_handshake_dropped_at_any_poll_leaves_nothing() -> Verdict {
     connecting_dropped_on(0)
 }
@@ -133,7 +133,7 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
                 let connects = async move { connect(&one, address, &index).await };
                 let answers = async move { accept(&other, &listener, &index).await };
                 let (left, right) = (Box::pin(connects), Box::pin(answers));
-                // One is dropped, and the other one hears of that.
+                // One end is dropped, and the other one learns of it.
                 let (end, rest) = if accepts {
                     let left = tokio::spawn(left);
                     (AtMost(right, polls).await.map(|end| end.map(drop)), left)
@@ -143,7 +143,7 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
                 };
                 finished = end.transpose()?.is_some();
                 if !finished {
-                    // An end that no peer connects to waits, and is cancelled.
+                    // An end without a peer waits, and is cancelled.
                     let _ =
                         within(Duration::from_millis(20), rest).await.map_err(|rest| rest.abort());
                 }
@@ -220,7 +220,7 @@ fn listening_dropped_on(threads: usize) -> Verdict {
     })
 }
 
-/// Takes one of b's two shared receives, and with it the queue below its limit.
+/// Consumes one of b's two shared receives, which takes the queue below its limit.
 fn reach_limit(pair: &mut Pair) -> Verdict {
     pair.b.recv(1, 0..64)?;
     let srq = pair.b.srq.as_mut().expect("a shared receive queue");
@@ -255,7 +255,7 @@ fn dropped_futures_leave_nothing_on_the_device() -> Verdict {
 /// Counted in one context, by kind: queue pairs whose futures are dropped, or never polled again.
 fn dropped_futures_leave_nothing_in_their_context() -> Verdict {
     const KINDS: [ObjectKind; 4] = [ObjectKind::QP, ObjectKind::CQ, ObjectKind::MR, ObjectKind::PD];
-    // Each connects two queue pairs, in a runtime of its own.
+    // Each round connects two queue pairs, in a runtime of its own.
     leaks::rounds_of(env::rounds(100, 1000), &KINDS, |context| {
         let context = context.clone();
         Ok(Box::new(move || {

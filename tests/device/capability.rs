@@ -6,7 +6,7 @@ use uverbs::QpType;
 
 macro_rules! capabilities {
     ($( $(#[$doc:meta])* $name:ident = $text:literal; )*) => {
-        /// A capability; displayed as the lab's table spells it.
+        /// A capability; displayed with its name in the lab's table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Capability { $( $(#[$doc])* $name, )* }
 
@@ -19,13 +19,13 @@ macro_rules! capabilities {
 }
 
 capabilities! {
-    /// Errors of all requests that have not the right to memory.
+    /// Error answers to all requests without the right to memory.
     AccessErrors = "access_errors";
-    /// Advice on pages that will be needed.
+    /// Advice (prefetch) on pages of on-demand memory.
     AdviseMr = "advise_mr";
     /// Address handles.
     Ah = "ah";
-    /// Nobody else uses the device, so that a test may take all of a resource.
+    /// No other process uses the device, so that a test may take all of a resource.
     Alone = "alone";
     /// Fetch and add, compare and swap.
     Atomic = "atomic";
@@ -35,9 +35,9 @@ capabilities! {
     Clock = "clock";
     /// The kernel's connection manager.
     Cm = "cm";
-    /// Events that a program writes into a channel of the connection manager.
+    /// Events that a program writes into a channel of the connection manager (`rdma_write_cm_event`).
     CmEvents = "cm_events";
-    /// Word of the connection manager that a peer has another MAC address.
+    /// The connection manager's event that a peer has another MAC address.
     CmUnreachable = "cm_unreachable";
     /// Announcing completions several at a time.
     CqModeration = "cq_moderation";
@@ -45,31 +45,31 @@ capabilities! {
     CqResize = "cq_resize";
     /// Memory on the device itself.
     DeviceMemory = "device_memory";
-    /// A device that goes while files of it are open.
+    /// Removal of a device while files of it are open.
     Disassociate = "disassociate";
     /// Device memory of another context of the same file.
     DmImport = "dm_import";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
-    /// An end of sends that are posted in an error state.
+    /// Flushing of sends that are posted in state `ERR`.
     ErrorFlush = "error_flush";
     /// Full membership in the partition of the port's first key.
     FirstPkey = "first_pkey";
     /// Rules for packets that no other rule takes.
     FlowDefault = "flow_default";
-    /// Options of connections that the device tells.
+    /// Options of connections that the device announces (enhanced connection establishment).
     Ece = "ece";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Huge pages that the administrator set aside.
     HugePages = "huge_pages";
-    /// Imports that rdma-core knows, too.
+    /// Imports that rdma-core has, too.
     Import = "import";
     /// A port whose link is InfiniBand.
     InfiniBand = "infiniband";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
-    /// An event when a queue pair in an error state is through with its shared receive queue.
+    /// An event when a queue pair in state `ERR` takes no more from its shared receive queue.
     LastWqeEvent = "last_wqe_event";
     /// Links, namespaces and modules may be changed, and this process is root.
     Lab = "lab";
@@ -77,7 +77,7 @@ capabilities! {
     Links = "links";
     /// Atomics on some of the bits of a word.
     MaskedAtomic = "masked_atomic";
-    /// The driver mlx5, with what only it has.
+    /// The driver mlx5, with features that only it has.
     Mlx5 = "mlx5";
     /// Memory of other devices.
     Dmabuf = "dmabuf";
@@ -99,7 +99,7 @@ capabilities! {
     Peers = "peers";
     /// Other processes that use the device, and children of `fork`.
     Processes = "processes";
-    /// An event at the responder when a peer had not the right.
+    /// An event at the responder of a request without the right.
     QpAccessEvent = "qp_access_event";
     /// Queue pairs of raw packets, and rules for them.
     RawPacket = "raw_packet";
@@ -113,11 +113,11 @@ capabilities! {
     Rereg = "rereg";
     /// Memory regions whose memory changes in place.
     ReregTranslation = "rereg_translation";
-    /// Waiting for a while before a message is sent again that found no receive.
+    /// A wait before a message that found no receive is sent again.
     RnrWait = "rnr_wait";
-    /// Time: long runs are wanted.
+    /// Long runs: the run asks for them.
     Soak = "soak";
-    /// Doorbell pages that show what was stored in them.
+    /// Doorbell pages from which stored values can be read.
     ShownStores = "shown_stores";
     /// Draining a send queue without ending it.
     Sqd = "sqd";
@@ -141,15 +141,15 @@ capabilities! {
     Udmabuf = "udmabuf";
     /// Doorbell pages of emulated virtio devices.
     Var = "var";
-    /// Doorbells in a page of the system that has none of another VAR.
+    /// VARs of at least a page of the system, so that no page holds doorbells of two.
     VarPage = "var_page";
     /// Doorbell pages of other emulated devices.
     VarTlp = "var_tlp";
 }
 
 impl Capability {
-    /// The reason why the fabric, with its devices and their kernel in this process, may lack this; `None` for
-    /// what it has to have, on whatever machine.
+    /// The reason why the fabric, with its devices and their kernel in this process, may lack this; `None` for a
+    /// capability that it has to have on any machine.
     pub(crate) fn lack_on_the_fabric(self) -> Option<&'static str> {
         Some(match self {
             // Impossible in one process.
@@ -159,7 +159,7 @@ impl Capability {
             Capability::Node => "no node in /dev leads to the devices",
             Capability::Peers => "rdma-core's programs are other processes",
             Capability::Processes => "no other process has the devices",
-            // Lacking in the emulated device on current kernels, too.
+            // The emulated device on current kernels lacks these, too.
             Capability::AtomicWrite
             | Capability::Dmabuf
             | Capability::DmabufQueues
@@ -170,7 +170,7 @@ impl Capability {
             | Capability::OdpImplicit
             | Capability::Sqd
             | Capability::SrqResize => "the device or its driver has none",
-            // Lent by the machine.
+            // The machine has to provide these.
             Capability::HugePages
             | Capability::RawPacket
             | Capability::Soak

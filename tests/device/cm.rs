@@ -56,12 +56,12 @@ trials![
     private_data_arrives_up_to_its_limit,
     rejection_brings_reason_and_data,
     dropped_request_is_rejected,
-    nobody_listens,
+    connect_to_a_port_without_a_listener_is_refused,
     request_waits_until_it_is_accepted,
     either_side_disconnects,
     dropping_a_connection_closes_it,
     queue_pair_may_be_dropped_before_its_connection,
-    dropping_the_listener_rejects_what_waits_and_keeps_connections,
+    dropping_the_listener_rejects_waiting_requests_and_keeps_connections,
     port_in_use_and_ports_of_the_kernels_choice,
     addresses_of_no_rdma_device,
     loopback_is_listened_on_and_not_connected_to,
@@ -409,7 +409,7 @@ fn dropped_request_is_rejected() -> Verdict {
     Ok(())
 }
 
-fn nobody_listens() -> Verdict {
+fn connect_to_a_port_without_a_listener_is_refused() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let at = service.at;
     drop(service);
@@ -467,19 +467,19 @@ fn queue_pair_may_be_dropped_before_its_connection() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let Pair { active, passive } = connect(&channel, &service)?;
     active.0.qp.destroy()?;
-    // The kernel's connection does not know of it.
+    // The kernel's connection does not learn of it.
     assert!(passive.1.next_event(Some(SILENCE))?.is_none());
     drop(active.1);
     passive.1.wait_disconnected(Some(PATIENCE))?;
     Ok(())
 }
 
-fn dropping_the_listener_rejects_what_waits_and_keeps_connections() -> Verdict {
+fn dropping_the_listener_rejects_waiting_requests_and_keeps_connections() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let mut pair = connect(&channel, &service)?;
     let (_unread, one) = ask(&channel, service.at, &ConnectParam::new())?;
     let (_read, other) = ask(&channel, service.at, &ConnectParam::new())?;
-    // At least one request is in the inbox; the other may still be in the kernel.
+    // At least one request is in the listener's queue; the other may still be in the kernel.
     while service.channel.dispatch()? == 0 {
         std::thread::yield_now();
     }
@@ -499,7 +499,7 @@ fn port_in_use_and_ports_of_the_kernels_choice() -> Verdict {
     assert_eq!(error.errno(), Errno::ADDRINUSE);
     let told = format!("port {} is in use", service.at.port());
     assert!(error.message().contains(&told), "{error}");
-    // The kernel has another error number where one of the two is bound to all addresses.
+    // The kernel has another error number if one of the two is bound to all addresses.
     let any = SocketAddr::new("0.0.0.0".parse()?, service.at.port());
     let error = service.channel.create_id(PortSpace::TCP, QpType::RC)?.bind(any).unwrap_err();
     assert_eq!(
@@ -543,7 +543,7 @@ fn addresses_of_no_rdma_device() -> Verdict {
     Ok(())
 }
 
-/// The loopback interface belongs to no RDMA device. Some kernels find that out when the route is resolved.
+/// The loopback interface belongs to no RDMA device. Some kernels report that when the route is resolved.
 fn loopback_is_listened_on_and_not_connected_to() -> Verdict {
     let channel = channel()?;
     let listening =
@@ -565,8 +565,8 @@ fn loopback_is_listened_on_and_not_connected_to() -> Verdict {
     Ok(())
 }
 
-/// How a message ends that finds no receive for two seconds, where one repetition is allowed: `param` is the receiver's,
-/// and the sender waits for an acknowledgement for 4.096 µs · 2ⁿ.
+/// The status of a message that finds no receive for two seconds, where one retry is allowed. `param` is the
+/// receiver's; the sender's acknowledgement timeout is 4.096 µs · 2ⁿ.
 fn late_receive(param: &ConnectParam, ack_timeout: u8) -> Verdict<WcStatus> {
     let (channel, service) = (channel()?, Service::start(4)?);
     let (id, from) = (
@@ -585,9 +585,9 @@ fn late_receive(param: &ConnectParam, ack_timeout: u8) -> Verdict<WcStatus> {
     from.complete()
 }
 
-/// The sender waits for 0.64 milliseconds, and again, without end. Longer waits are no retries either, if the timeout
-/// is longer still: code 0 is 655 milliseconds, and 4.096 µs · 2²⁰ are 4.3 seconds. Code 17 is half a second, which
-/// the whole time exceeds.
+/// The sender waits for 0.64 milliseconds, again and again, without a limit. Longer waits are no retries either, if the
+/// acknowledgement timeout is longer still: code 0 is 655 milliseconds, and 4.096 µs · 2²⁰ are 4.3 seconds. Code 17 is
+/// half a second, which the whole wait exceeds.
 fn receive_may_be_posted_long_after_the_message() -> Verdict {
     env::rnr_wait()?;
     let (usual, longest) = (ConnectParam::new(), ConnectParam::new().min_rnr_timer(0));
@@ -616,13 +616,13 @@ fn privileged_port_needs_a_capability() -> Verdict {
     Ok(())
 }
 
-/// Two requests that cross are two connections.
+/// Two requests that cross each other make two connections.
 fn both_sides_connect_at_once() -> Verdict {
     let param = ConnectParam::new();
     let there = Service::start(4)?;
     let device = env::device();
     let here = Service::at(&device, (address(&device)?, 0).into())?;
-    // Each side asks and answers on one channel, and nobody answers before both have asked.
+    // Each side asks and answers on one channel, and no side answers before both have asked.
     let towards = ask(&here.channel, there.at, &param)?;
     let from = SocketAddr::new(there.at.ip(), 0);
     let back = ask_by(route_from(&there.channel, from, here.at)?, &param)?;
@@ -673,7 +673,7 @@ fn depths_are_agreed_on() -> Verdict {
     let (a, b) = (pair.active.0.qp.query()?, pair.passive.0.qp.query()?);
     assert_eq!((a.max_rd_atomic, b.max_dest_rd_atomic), (4, 4));
     assert_eq!((a.max_dest_rd_atomic, b.max_rd_atomic), (2, 2));
-    // The default is that of a handshake, and not the kernel's.
+    // The default is that of `Handshake`, not the kernel's.
     assert_eq!((a.min_rnr_timer, b.min_rnr_timer), (12, 9));
     // 0 is a time of its own, the longest.
     let longest = ConnectParam::new().min_rnr_timer(0);
@@ -705,7 +705,7 @@ fn options_of_the_vendor_travel_both_ways() -> Verdict {
     Ok(())
 }
 
-/// Vendor 0 offers none, not even those of the queue pair's device.
+/// With vendor 0 a request offers no options, not even those of the queue pair's device.
 fn peer_whose_options_were_refused_connects_without_any() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let offered = ConnectParam::new().ece(Ece { vendor_id: 0x15b3, options: 7 });
@@ -726,7 +726,7 @@ fn peer_whose_options_were_refused_connects_without_any() -> Verdict {
     send(&mut a, &mut b)
 }
 
-/// The options are the queue pairs' own: the program names none.
+/// The program names no options: each side uses those of its queue pair.
 fn devices_agree_on_their_options() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let Pair { active: (mut a, at_a), passive: (mut b, at_b) } = connect(&channel, &service)?;
@@ -738,7 +738,7 @@ fn devices_agree_on_their_options() -> Verdict {
     assert_eq!((at_a.ece(), at_b.ece()), (Some(taken), Some(all)));
     assert_eq!((taken, b.qp.query_ece()?), (all, all));
     send(&mut a, &mut b)?;
-    // A peer that knows fewer, and one that answers none.
+    // A peer that has fewer options, and one that answers without any.
     for answered in [all.options & !1, 0] {
         let answered = Ece { options: answered, ..all };
         let answer = ConnectParam::new().ece(answered);
@@ -772,7 +772,7 @@ fn hundred_connections_and_nothing_is_left() -> Verdict {
         let from = SocketAddr::new(address(&env::device())?, 0);
         let param = ConnectParam::new();
         let mut open = Vec::new();
-        // A full run repeats no more than others do: each connection takes an emulated processor 100 ms.
+        // Only a soak has 100 rounds: each connection takes an emulated processor 100 ms.
         let rounds = if env::soak().is_ok() { 100 } else { 10 };
         for _ in 0..rounds {
             for _ in 0..10 {
@@ -795,7 +795,7 @@ fn events_of_dropped_ids_are_discarded() -> Verdict {
     let request = service.request()?;
     drop(connecting);
     let other = Side::of(&request.context()?)?;
-    // The accept may come before the peer's cancellation or after it; either way the handshake fails.
+    // The peer's cancellation may arrive before or after the accept; the handshake fails in both cases.
     if let Ok(accepting) = request.accept(&other.qp, &ConnectParam::new()) {
         accepting.wait(Some(PATIENCE)).unwrap_err();
     }
@@ -840,7 +840,7 @@ fn threads_share_a_channel() -> Verdict {
     })
 }
 
-/// It waits in the kernel, where it keeps no command of the channel waiting.
+/// The thread waits in the kernel, where it delays no command of the channel.
 fn thread_without_a_deadline_reads_for_others() -> Verdict {
     let (service, param) = (Service::start(4)?, ConnectParam::new());
     let mut pair = std::thread::scope(|scope| {
@@ -939,7 +939,7 @@ fn child_neither_uses_nor_destroys_ids() -> Verdict {
             assert!(service.id.next_request(Some(Duration::ZERO)).unwrap_err().is_forked());
             assert!(pair.active.1.disconnect().unwrap_err().is_forked());
             drop((service, pair, channel));
-            // A child opens its own, unless the connection manager is in the parent's process.
+            // A child opens a channel of its own, unless the connection manager is in the parent's process.
             match EventChannel::open() {
                 Err(error) if env::on_fabric() => assert_eq!(error.errno(), Errno::NODEV),
                 channel => drop(

@@ -1,8 +1,8 @@
-//! Filters of system calls, as containers and services have them.
+//! seccomp filters of system calls, as containers and services have them.
 //!
-//! With `--confined COMMAND…` this program installs the profile that `docs/DEPLOYMENT.md` offers and becomes
-//! the command. A call that the profile lacks kills the command, where a container's runtime lets the call
-//! fail: a program that gets by without it would hide the gap.
+//! With `--confined COMMAND…` this program installs the profile that `docs/DEPLOYMENT.md` offers and becomes the
+//! command. A system call that the profile lacks kills the command. A container's runtime would let the call fail, and
+//! a program that gets by without it would hide the gap.
 
 use crate::verdict::{Stop, Verdict};
 use libc::sock_filter;
@@ -19,10 +19,10 @@ const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// Where `seccomp_data` has the call's number.
+/// The offset of the call's number in `seccomp_data`.
 const NUMBER: u32 = 0;
 
-/// Where `seccomp_data` has the low half of an argument.
+/// The offset of the low half of an argument in `seccomp_data`.
 const fn argument(index: u32) -> u32 {
     let low = if cfg!(target_endian = "little") { 0 } else { 4 };
     16 + 8 * index + low
@@ -32,7 +32,7 @@ fn op(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// Runs as that program, if it was started for it.
+/// Becomes the confined program, if this process was started for that.
 pub(crate) fn run() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(CONFINED) {
@@ -54,11 +54,11 @@ pub(crate) fn forbid_netlink() -> Verdict {
     forbid(libc::SYS_socket, 0, libc::AF_NETLINK, libc::EAFNOSUPPORT)
 }
 
-/// From now on this process makes no sockets: on this architecture the family is in memory, where a filter does
-/// not see it.
+/// From now on this process makes no sockets: on this architecture the address family is in memory, which a filter
+/// cannot read.
 #[cfg(target_arch = "x86")]
 pub(crate) fn forbid_netlink() -> Verdict {
-    /// What `linux/net.h` calls `SYS_SOCKET`.
+    /// `SYS_SOCKET` of `linux/net.h`.
     const SOCKET: i32 = 1;
     forbid(libc::SYS_socketcall, 0, SOCKET, libc::EAFNOSUPPORT)?;
     forbid(libc::SYS_socket, 0, libc::AF_NETLINK, libc::EAFNOSUPPORT)
@@ -86,7 +86,7 @@ fn forbid(call: libc::c_long, index: u32, value: i32, errno: i32) -> Verdict {
     ])
 }
 
-/// Installs a filter for this process and what it becomes.
+/// Installs a filter for this process and the programs that it executes.
 #[allow(unsafe_code, reason = "there is no other way to install a filter")]
 fn install(filter: &mut [sock_filter]) -> Verdict {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
@@ -186,7 +186,7 @@ numbers! {
     "writev" = SYS_writev,
 }
 
-/// Calls that later architectures have in newer forms only, or not at all.
+/// System calls that later architectures have in newer forms only, or not at all.
 const OLDER: [&str; 8] =
     ["access", "arch_prctl", "epoll_wait", "lstat", "open", "poll", "readlink", "stat"];
 
@@ -208,7 +208,7 @@ fn older_number(_: &str) -> Option<u32> {
     None
 }
 
-// Architectures of 32 bits have another call than the first, and `libc` does not know their second.
+// Architectures of 32 bits have another call in place of the first, and `libc` lacks their second.
 #[cfg(target_pointer_width = "64")]
 numbers! {
     wide_number:

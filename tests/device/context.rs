@@ -28,7 +28,7 @@ fn clones_share_one_file() -> Verdict {
     let context = env::open()?;
     let clone = context.clone();
     let pd = clone.alloc_pd()?;
-    // Objects of one file work together whichever clone made them.
+    // Objects of one file work together, no matter which clone made them.
     let td = context.alloc_td()?;
     pd.parent_domain_builder().thread_domain(&td).build()?;
     let listed = supported(context.handles(ObjectKind::PD), Capability::InfoHandles)?;
@@ -63,7 +63,7 @@ fn node() -> String {
 
 fn passed_file_becomes_a_context() -> Verdict {
     env::node()?;
-    // As a supervisor passes it: open on exec, too.
+    // In the form in which a supervisor passes it: without `O_CLOEXEC`.
     let file = OpenOptions::new().read(true).write(true).open(node())?;
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty())?;
     let context = Context::from_fd(file.into())?;

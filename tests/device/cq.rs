@@ -74,7 +74,7 @@ fn poll_into_copies_completions_out() -> Verdict {
         pair.a.send(SendWr::send_imm(&sges, id as u32).id(id).signaled())?;
     }
     let mut wcs = [Wc::default(); 6];
-    // Two arrays, so that the second goes on behind the first.
+    // Two arrays: the second poll continues after the first.
     let (first, second) = wcs.split_at_mut(4);
     fill(&mut pair.b.cq, first)?;
     fill(&mut pair.b.cq, second)?;
@@ -123,7 +123,7 @@ fn queue_pairs_come_while_another_thread_polls() -> Verdict {
             while !over.load(Ordering::Relaxed) {
                 let count = cq.poll_into(&mut wcs)?;
                 for wc in &wcs[..count] {
-                    // Nobody listens any more once the other thread has failed.
+                    // The receiver of the channel is gone if the other thread has failed.
                     let _ = found.send(*wc);
                 }
                 std::thread::yield_now();
@@ -244,7 +244,7 @@ fn moderated_queue_raises_one_event_for_several_completions() -> Verdict {
         }
     }
     assert_eq!(pair.b.channel.try_next()?, None);
-    // Few are announced after a time, and every one when nothing is moderated any more.
+    // Few completions are announced after the period, and each one when moderation is off.
     for (count, period) in [(100, 2000), (0, 0)] {
         pair.b.cq.moderate(count, period)?;
         pair.b.cq.req_notify(Notify::Next)?;
@@ -312,7 +312,7 @@ fn pending(count: u64) -> Verdict<Pair> {
 }
 
 fn resize_keeps_unpolled_completions() -> Verdict {
-    // At several places of the ring, and with some of it polled before.
+    // At several places of the ring, and after some polls.
     for (before, cqe) in [(0, 100), (1, 6), (3, 1000), (5, 7)] {
         let mut pair = pending(6 + before)?;
         for wr_id in 0..before {
@@ -333,8 +333,8 @@ fn resize_to_the_same_size_keeps_unpolled_completions() -> Verdict {
     stay(&mut pair, 4)
 }
 
-/// Resizes a queue with `there` completions to the size that it has, named in several ways, and
-/// expects these completions and later ones.
+/// Resizes a queue with `there` completions to the size that it has, by several requested sizes,
+/// and expects these completions and later ones.
 pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
     let cqe = pair.b.cq.capacity() - 1;
     for cqe in [cqe, cqe - 1, cqe] {
@@ -360,7 +360,7 @@ fn resize_below_the_unpolled_completions_is_refused() -> Verdict {
             assert_eq!(error.errno(), Errno::INVAL);
             assert_eq!(pair.b.cq.capacity(), capacity);
         }
-        // A device may give more room than it was asked for.
+        // A device may round the size up.
         Ok(()) => assert!(pair.b.cq.capacity() >= 9),
     }
     for wr_id in 0..9 {

@@ -48,7 +48,7 @@ fn node_and_driver_are_known() -> Verdict {
     Ok(())
 }
 
-/// Root would change the machine.
+/// The test is not for root, which would change the machine.
 fn ordinary_users_cannot_add_links() -> Verdict {
     let why = "the fabric's kernel makes no links";
     require(!env::on_fabric(), Capability::Links, why)?;

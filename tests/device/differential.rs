@@ -1,10 +1,10 @@
-//! The fabric's kernel and device against the kernels: random sequences of verbs, valid and invalid, whose results,
-//! errnos, completions and memory are those that a kernel gave.
+//! The fabric's kernel and device against real kernels: random sequences of verbs, valid and invalid, have to give the
+//! results, errnos, completions and memory that a kernel gave.
 //!
-//! A seed is a sequence. Each step is a line of a transcript: the verb, what was asked for, the answer, the
-//! completions that followed, and a digest of the memory. No line has an address, a key, a handle or a number of an
-//! object in it, so that lines of two runs are equal where the device and its kernel did the same. The order of
-//! completions counts within a queue. `lib` behind an errno says that this library refused before the kernel was asked.
+//! A seed is a sequence. Each step is a line of a transcript: the verb, its arguments, the answer, the completions that
+//! followed, and a digest of the memory. No line has an address, a key, a handle or a number of an object in it, so
+//! that lines of two runs are equal if the device and its kernel did the same. The order of completions counts within a
+//! queue. `lib` behind an errno means that this library refused before it called the kernel.
 //!
 //! [`RECORDS`] are the transcripts of real kernels in the lab. On a kernel the test guards the record, and on the
 //! fabric the fabric. A difference that stays is a row of [`KNOWN`], with its reason. A change of the steps needs new
@@ -35,17 +35,17 @@ use world::{STEPS, Theme, World};
 
 trials![random_verbs_are_answered_as_kernels_do];
 
-/// The sequences. The last ones are of commands to mlx5's driver.
+/// The number of sequences. The last ones are commands to mlx5's driver.
 const SEEDS: u64 = 32;
-/// Sequences for soft-RoCE, which is no fabric. In the one after them a send with a key that the peer does not have
-/// ends the responder, and the requester waits for ever.
+/// The number of sequences for soft-RoCE. In the next one, a send with a key that the peer does not have stops the
+/// responder, and the requester waits without end.
 const OF_RXE: u64 = 10;
-/// How long nothing must come, where no record says what comes.
+/// The silence that ends a step if no record has its completions.
 const QUIET: Duration = Duration::from_millis(60);
 /// The variable that asks for a transcript.
 const RECORD: &str = "UVERBS_TEST_RECORD";
 
-/// The answer of a driver.
+/// The record of a driver's answers.
 struct Record {
     driver: DriverId,
     /// Linux from this release on.
@@ -82,11 +82,11 @@ const RECORDS: [Record; 3] = [
     },
 ];
 
-/// A difference that stays.
+/// A known difference, which stays.
 struct Known {
-    /// Whether it is the fabric's.
+    /// Whether the fabric differs, and not a kernel.
     is_of_the_fabric: bool,
-    /// Part of the recorded line, and of the line that comes in its place.
+    /// Part of the recorded line, and of the line that is found in its place.
     recorded: &'static str,
     found: &'static str,
     /// The reason, which is printed.
@@ -118,7 +118,7 @@ impl Record {
         RECORDS.iter().find(is_it)
     }
 
-    /// The number of sequences that the driver is asked.
+    /// The number of sequences for the driver.
     fn seeds(&self) -> u64 {
         if self.driver == DriverId::MLX5 { SEEDS } else { OF_RXE }
     }
@@ -134,7 +134,7 @@ impl Record {
     }
 }
 
-/// Plays a sequence and passes each line on, with its place, until that says no.
+/// Plays a sequence and passes each line on, with its place, until the callee returns false.
 fn play(
     seed: u64,
     record: Option<&Record>,
@@ -185,7 +185,7 @@ fn random_verbs_are_answered_as_kernels_do() -> Verdict {
             differences.push(format!(
                 "seed {seed}, step {nth}:\n  recorded: {recorded}\n  found:    {found}"
             ));
-            // The steps after it have other objects.
+            // Later steps would have other objects.
             false
         })?;
     }
@@ -207,7 +207,7 @@ fn random_verbs_are_answered_as_kernels_do() -> Verdict {
     )))
 }
 
-/// Prints the transcript: all of it for a driver's first record, and for the others the lines that differ from that.
+/// Prints the transcript: the whole for a driver's first record, and for others the lines that differ from it.
 fn print(record: &Record) -> Verdict {
     let first = RECORDS.iter().find(|first| first.driver == record.driver);
     let first = first.filter(|first| first.since != record.since);

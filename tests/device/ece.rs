@@ -17,7 +17,7 @@ fn device_takes_the_options_that_it_has_when_it_connects() -> Verdict {
         let mut pair = Pair::unconnected(Config::of(qp_type))?;
         let offered = supported(pair.a.qp.query_ece(), Capability::Ece)?;
         assert_ne!((offered.vendor_id, offered.options), (0, 0));
-        // More than the device has, of its own version.
+        // More options than the device has, of its own version.
         let more = offered.options | 0x0fff_ffff;
         for side in [&pair.a, &pair.b] {
             side.qp.set_ece(Ece { options: more, ..offered })?;
@@ -48,7 +48,7 @@ fn agreed_options_end_with_a_reset() -> Verdict {
     pair.a.reset()?;
     pair.b.reset()?;
     assert_eq!(pair.a.qp.query_ece()?, offered);
-    // Without options there is a connection, too.
+    // A queue pair connects without options, too.
     pair.a.qp.set_ece(Ece { options: 0, ..offered })?;
     pair.connect()?;
     assert_eq!((pair.a.qp.query_ece()?.options, pair.b.qp.query_ece()?), (0, offered));

@@ -1,5 +1,5 @@
-//! How futures end that do not simply complete: by deadlines, by aborts, and because the peer or the
-//! driver is gone.
+//! The endings of futures that do not simply complete: by deadlines, by aborts, and because the peer or the driver is
+//! gone.
 
 use crate::env;
 use crate::helper::Helper;
@@ -67,7 +67,7 @@ fn aborted_requests_give_their_memory_back() -> Verdict {
     })
 }
 
-/// Receives that are posted while the connection is broken off: the device may have flushed before.
+/// Receives that are posted during an abort: the device may have flushed before.
 fn receives_posted_during_an_abort_end() -> Verdict {
     run(2, async {
         for _ in 0..20 {
@@ -92,7 +92,7 @@ fn receives_posted_during_an_abort_end() -> Verdict {
     })
 }
 
-/// With the default retry count: one more would mean retries without end on soft-RoCE.
+/// With the default retry count, 6: on soft-RoCE 7 means retries without end.
 fn a_send_to_a_destroyed_peer_fails() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
@@ -125,13 +125,13 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
         let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.kind) });
         tokio::task::yield_now().await;
         peer.kill()?;
-        // Some requests may have been quicker than the signal; a later one finds no peer.
+        // Some requests may complete before the signal arrives; a later one finds no peer.
         for read in reads {
             let _ = read.await?;
         }
         let late = a.qp.read(remote, a.pool.take().expect("a buffer")).await;
         let kind = late.map(drop).expect_err("nobody is there").kind;
-        // Its memory, its queue pair or its answers: which of them is missed first is chance.
+        // The order in which the peer's memory, queue pair and answers go is arbitrary.
         let failed = |status| {
             let gone = [WcStatus::REM_ACCESS_ERR, WcStatus::REM_OP_ERR, WcStatus::RETRY_EXC_ERR];
             gone.contains(&status)
@@ -140,7 +140,7 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
             matches!(kind, OpErrorKind::Status(status) | OpErrorKind::Earlier(status) if failed(status)),
             "{kind}"
         );
-        // A receive that waits for the dead ends as well.
+        // A receive from the dead peer ends as well.
         assert_eq!(recv.await?, Err(OpErrorKind::Status(WcStatus::WR_FLUSH_ERR)));
         assert_eq!((pool.idle(), a.pool.idle()), (8, BUFFERS));
         Ok(())

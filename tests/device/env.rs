@@ -1,4 +1,4 @@
-//! The device under test and what the run offers beside it.
+//! The device under test, and the other facts of the run.
 
 use crate::capability::Capability;
 use crate::junit;
@@ -16,13 +16,13 @@ use uverbs::{Context, Device, Endpoint, Handshake, Mtu, QpControl};
 /// The names of the devices of a fabric in this process.
 const FABRIC: [&str; 2] = ["mlx5_0", "mlx5_1"];
 
-/// Whether the device under test is in this process, with its kernel and its network, because no other was
-/// named: so the suite never runs by accident on a machine that works with its devices.
+/// Whether the device under test is in this process, with its kernel and its network. That is so if the environment
+/// names no other: the suite never runs by accident on a machine that works with its devices.
 pub(crate) fn on_fabric() -> bool {
     var("UVERBS_TEST_DEVICE").is_err()
 }
 
-/// Makes the fabric, if it is what is tested.
+/// Makes the fabric, if the run tests it.
 pub(crate) fn set_up() {
     if on_fabric() {
         let fabric = uverbs_sim::Fabric::new(FABRIC.len(), uverbs_sim::Mode::Trapped);
@@ -50,13 +50,13 @@ pub(crate) fn find() -> Result<Device, String> {
     Device::by_name(&name()).map_err(|error| error.to_string())
 }
 
-/// Skips tests in which another process uses the device, or a child of `fork`.
+/// Skips tests in which another process, or a child of `fork`, uses the device.
 pub(crate) fn processes() -> Verdict {
     let why = "the device and its kernel are in this process, where no other one has them";
     require(!on_fabric(), Capability::Processes, why)
 }
 
-/// Descriptors of a completion channel: Linux has one, and a kernel in this process its own end, too.
+/// Descriptors of a completion channel: one on Linux, two if a kernel in this process has its own end.
 pub(crate) fn descriptors_of_a_channel() -> usize {
     if on_fabric() { 2 } else { 1 }
 }
@@ -92,7 +92,7 @@ pub(crate) fn pkey_index() -> u16 {
     testbed::link().pkey_index
 }
 
-/// Connects a queue pair to an endpoint, in the partition that this port is a full member of.
+/// Connects a queue pair to an endpoint, in the partition of which this port is a full member.
 pub(crate) fn handshake(qp: &QpControl, remote: &Endpoint) -> uverbs::Result<()> {
     match pkey_index() {
         0 if waits_for_receives() => qp.handshake(remote, &Handshake::new()),
@@ -105,9 +105,9 @@ pub(crate) fn handshake_options() -> Handshake {
     Handshake::new().pkey_index(pkey_index()).rnr_retry(rnr_retry())
 }
 
-/// Whether a message that finds no receive is sent again later. Before Linux 6.0 soft-RoCE sends it again at once,
-/// and with endless retries between two queue pairs of one device a test lost its processor to that
-/// (`docs/KERNEL-NOTES.md`).
+/// Whether a message that finds no receive is sent again only after a wait. Before Linux 6.0 soft-RoCE sends it again
+/// at once. With endless retries between two queue pairs of one device that loop kept a processor busy, and the test
+/// stood still (`docs/KERNEL-NOTES.md`).
 pub(crate) fn waits_for_receives() -> bool {
     static WAITS: OnceLock<bool> = OnceLock::new();
     *WAITS.get_or_init(|| device().driver() != Some(DriverId::RXE) || kernel_is_since(6, 0))
@@ -119,18 +119,18 @@ pub(crate) fn short_waits_are_no_retries() -> bool {
     device().driver() != Some(DriverId::RXE) || kernel_is_since(6, 12)
 }
 
-/// Skips where the connection manager does not say that a peer moved to another MAC address.
+/// Skips if the connection manager does not report that a peer moved to another MAC address.
 pub(crate) fn unreachable_events() -> Verdict {
     require(kernel_is_since(6, 0), Capability::CmUnreachable, "before Linux 6.0 nobody tells of it")
 }
 
-/// Retries of a message that finds no receive: without end, where that does no harm.
+/// The retry count of a message that finds no receive: without a limit where that does no harm.
 pub(crate) fn rnr_retry() -> u8 {
     if waits_for_receives() { 7 } else { 6 }
 }
 
-/// Skips tests of requests that have not the right to memory. soft-RoCE of the same kernels answers none of those
-/// that no receive belongs to, and looks at less.
+/// Skips tests of requests without the right to memory. soft-RoCE of the same kernels does not answer such requests if
+/// they consume no receive, and checks less.
 pub(crate) fn access_errors() -> Verdict {
     require(
         waits_for_receives(),
@@ -139,7 +139,7 @@ pub(crate) fn access_errors() -> Verdict {
     )
 }
 
-/// Skips tests that post sends in state `ERR`, which soft-RoCE of the same kernels leaves in the queue.
+/// Skips tests that post sends in state `ERR`, which soft-RoCE of the same kernels does not flush.
 pub(crate) fn error_flush() -> Verdict {
     require(
         waits_for_receives(),
@@ -179,8 +179,7 @@ pub(crate) fn unchanged(before: &Resources) -> Verdict {
     settles(before)
 }
 
-/// Waits until nothing is left of what was not there before: the kernel cleans up after a process on its own
-/// time.
+/// Waits until no object is left that did not exist before: the kernel cleans up after a process in its own time.
 #[track_caller]
 pub(crate) fn settles(before: &Resources) -> Verdict {
     let deadline = Instant::now() + PATIENCE;
@@ -196,20 +195,19 @@ pub(crate) fn settles(before: &Resources) -> Verdict {
     }
 }
 
-/// Skips tests that take all of a resource, or count what belongs to the whole machine, unless nobody else
-/// uses it.
+/// Skips tests that take all of a resource, or count those of the whole machine, unless no other process uses it.
 pub(crate) fn alone() -> Verdict {
     let alone = on_fabric() || var("UVERBS_LAB").is_ok() || var("UVERBS_TEST_ALONE").is_ok();
     require(alone, Capability::Alone, "others may use the device: UVERBS_TEST_ALONE is not set")
 }
 
-/// Skips tests that look whether a doorbell page holds what was stored: only emulated devices show it.
+/// Skips tests that read a stored value from a doorbell page: only emulated devices show it.
 pub(crate) fn shows_stores() -> Verdict {
     let why = "a device keeps what is stored in its doorbell pages to itself";
     require(on_fabric() || var("UVERBS_LAB").is_ok(), Capability::ShownStores, why)
 }
 
-/// Skips tests of raw packets, which need `CAP_NET_RAW`, unless nobody else's network hears them.
+/// Skips tests of raw packets, which need `CAP_NET_RAW`, unless no foreign network receives them.
 pub(crate) fn packets() -> Verdict {
     /// The bit of `CAP_NET_RAW`.
     const CAP_NET_RAW: u32 = 13;
@@ -239,15 +237,14 @@ pub(crate) fn drainable() -> Verdict {
     require(!mlx5, Capability::Sqd, "the driver knows no way from RTS to SQD")
 }
 
-/// How often a test does what it does: `few` times, or as many times more as `UVERBS_ROUNDS` says, and
-/// `many` times in a long run.
+/// The number of rounds of a test: `few`, or a multiple of it by `UVERBS_ROUNDS`, and `many` in a long run.
 pub(crate) fn rounds(few: u64, many: u64) -> u64 {
     let more = var("UVERBS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     if var("UVERBS_SOAK").is_ok() { many } else { many.min(few * more) }
 }
 
-/// The tests that `UVERBS_TEST_NAMES` chooses by their whole names, with commas between them; none
-/// where it is not set. A name that no test has is an error: a run without that test would pass.
+/// The tests that `UVERBS_TEST_NAMES` chooses by their whole names, with commas between them; `None` if it is not set.
+/// A name of no test is an error, because a run without that test would pass.
 pub(crate) fn chosen(known: &[&str]) -> Result<Option<Vec<String>>, String> {
     let Ok(names) = var("UVERBS_TEST_NAMES") else { return Ok(None) };
     let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
@@ -262,14 +259,14 @@ pub(crate) fn chosen(known: &[&str]) -> Result<Option<Vec<String>>, String> {
     Ok(Some(names))
 }
 
-/// The file that `UVERBS_TEST_JUNIT` names, if nothing else is lost there.
+/// Checks that the file that `UVERBS_TEST_JUNIT` names may be overwritten.
 pub(crate) fn junit() -> Result<(), String> {
     let Some(path) = var_os("UVERBS_TEST_JUNIT").map(PathBuf::from) else { return Ok(()) };
     junit::check_place(&path)
         .map_err(|error| format!("UVERBS_TEST_JUNIT={}: {error}", path.display()))
 }
 
-/// Skips tests that take their time.
+/// Skips long tests.
 pub(crate) fn soak() -> Verdict {
     require(var("UVERBS_SOAK").is_ok(), Capability::Soak, "UVERBS_SOAK is not set")
 }
@@ -279,7 +276,7 @@ pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// Free huge pages of 2 MiB, which the default size is where ordinary pages have 4 KiB.
+/// Free huge pages of 2 MiB, the default size where ordinary pages have 4 KiB.
 pub(crate) fn free_pages_of_2_mib() -> usize {
     let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
     // A kernel without such pages has no such file.
@@ -287,7 +284,7 @@ pub(crate) fn free_pages_of_2_mib() -> usize {
     text.trim().parse().unwrap_or(0)
 }
 
-/// Free huge pages of the default size, which are the whole machine's.
+/// Free huge pages of the default size, of the whole machine.
 pub(crate) fn free_huge_pages() -> Verdict<usize> {
     alone()?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
@@ -303,7 +300,7 @@ pub(crate) fn kernel_is_since(major: u32, minor: u32) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
 
-/// Bytes of this process that the kernel keeps in place for devices.
+/// Bytes of this process that the kernel has pinned for devices.
 pub(crate) fn pinned_bytes() -> Verdict<usize> {
     let text = std::fs::read_to_string("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmPin:"));

@@ -21,11 +21,11 @@ trials![no_edge_is_missed];
 const COMPLETIONS: u64 = 0;
 const WAKES: u64 = 1;
 
-/// An event loop of two files, which tells of an edge only once.
+/// An event loop of two files, which reports each edge only once.
 struct Edges {
     epoll: OwnedFd,
     waker: Arc<Bell>,
-    /// An edge that was not used up.
+    /// An edge that no future has consumed.
     ready: bool,
     /// Edges of the completion queue's file.
     edges: usize,
@@ -33,7 +33,7 @@ struct Edges {
 }
 
 impl Readiness for Edges {
-    /// An edge that no future waits for yet is kept for the next one.
+    /// Keeps an edge that no future waits for yet.
     fn poll_read(
         &mut self,
         _: &mut Cx<'_>,
@@ -59,7 +59,7 @@ impl Edges {
         Edges { epoll, waker: Arc::new(Bell(wakes)), ready: false, edges: 0, waits: 0 }
     }
 
-    /// Sleeps until something happens: nothing but an edge and a waker's word ends it.
+    /// Sleeps until an edge or a waker's write ends the sleep.
     fn wait(&mut self, deadline: Instant) -> Verdict {
         self.waits += 1;
         let timeout = deadline.saturating_duration_since(Instant::now());
@@ -77,7 +77,7 @@ impl Edges {
     }
 }
 
-/// Ends a wait. Nobody reads the file: each write to it is an edge.
+/// Ends a wait. The file is never read: each write to it is an edge.
 struct Bell(OwnedFd);
 
 impl Wake for Bell {
@@ -86,8 +86,7 @@ impl Wake for Bell {
     }
 }
 
-/// Drives a queue to its end, on nothing but edges and wakers; how often it slept, and how many
-/// edges there were.
+/// Drives a queue to its end by edges and wakers only; returns the numbers of sleeps and of edges.
 fn drive(mut driver: Driver<Edges>) -> Verdict<(usize, usize)> {
     let waker = Waker::from(driver.readiness_mut().waker.clone());
     let deadline = Instant::now() + PATIENCE;
@@ -111,7 +110,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A driver that lost an edge would sleep for ever.
+/// A driver that loses an edge would sleep without end.
 fn no_edge_is_missed() -> Verdict {
     const MESSAGES: usize = 300;
     env::rnr_wait()?;
@@ -128,13 +127,13 @@ fn no_edge_is_missed() -> Verdict {
     let asked = block_on(ask(&a, MESSAGES));
     drop(a);
     let served = server.join().expect("no panic");
-    // The drivers' errors say more than their futures, which ended with them.
+    // The drivers' errors tell more than those of their futures.
     for driver in drivers {
         let (waits, edges) = driver.join().expect("no panic")?;
         // Each message is sent and received once on each side, and each event is of a completion.
         let most = 2 * MESSAGES;
         assert!((1..=most).contains(&edges), "{edges} edges of {most} completions");
-        // Beside edges it sleeps after a look that found something, and before its end.
+        // Besides, it sleeps after a poll that found completions, and before its end.
         assert!(waits <= edges + most + 1, "{waits} waits for {edges} edges");
     }
     asked.and(served)

@@ -1,5 +1,5 @@
-//! What goes wrong on a connection: each side must learn of it, the other requests must be
-//! flushed, memory must stay as it was, and the pair must work again after a reset.
+//! Failures on a connection: each side must learn of them, the other requests must be flushed,
+//! memory must stay unchanged, and the pair must work again after a reset.
 
 use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Verdict, trials};
@@ -31,19 +31,19 @@ trials![
     sends_before_rts_are_refused,
 ];
 
-/// A request that names memory it may not use, by the specification; rxe flushes it together
-/// with all others.
+/// The statuses of a request that names memory without a right to it: the specification's, and
+/// rxe's, which flushes it together with all others.
 const LOCAL_PROTECTION: [WcStatus; 3] =
     [WcStatus::LOC_PROT_ERR, WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR];
-/// A message longer than its receive, at the receiver; rxe takes it for a bad receive.
+/// The statuses of a message longer than its receive, at the receiver; rxe takes it for a bad receive.
 const TOO_LONG_RECEIVED: [WcStatus; 2] = [WcStatus::LOC_LEN_ERR, WcStatus::LOC_QP_OP_ERR];
 /// The same at the sender.
 const TOO_LONG_SENT: [WcStatus; 2] = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_OP_ERR];
-/// An operation for which the peer's queue pair has not the right, by the specification; rxe
-/// takes it for one on memory.
+/// The statuses of an operation for which the peer's queue pair has no right: the specification's,
+/// and rxe's, which takes it for a missing right to memory.
 const NO_RIGHT: [WcStatus; 2] = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR];
 
-/// Resets both sides, connects them afresh and sees a message through.
+/// Resets both sides, connects them again and sends a message.
 fn recovers(mut pair: Pair) -> Verdict {
     for side in [&mut pair.a, &mut pair.b] {
         side.reset()?;
@@ -57,7 +57,7 @@ fn recovers(mut pair: Pair) -> Verdict {
 /// Posts a request to a that must fail with `status`, and checks that b's memory stays as it is.
 fn fails_remotely(mut pair: Pair, wr: SendWr<'_>, status: WcStatus) -> Verdict {
     pair.b.poison(0..10_000);
-    // A success that is not signaled before it, and what is flushed behind it.
+    // Before it an unsignaled success, after it a request that is flushed.
     pair.a.send_all(&[SendWr::send(&[]).inline(&[]).id(1), wr.id(2), SendWr::send(&[]).id(3)])?;
     pair.b.recv(7, 0..0)?;
     pair.a.expect_failure(2, status)?;
@@ -222,7 +222,7 @@ fn send_without_a_receive_fails_after_its_rnr_retries() -> Verdict {
     pair.a.send(SendWr::send(&sges).id(1))?;
     pair.a.expect_failure(1, WcStatus::RNR_RETRY_EXC_ERR)?;
     assert_eq!(pair.a.qp.query()?.state, QpState::ERR);
-    // The receiver is not to blame, and goes on.
+    // The receiver is not affected.
     assert_eq!(pair.b.qp.query()?.state, QpState::RTS);
     recovers(pair)
 }
@@ -234,7 +234,7 @@ fn send_without_a_receive_waits_for_one() -> Verdict {
     a.fill(0..100, 4);
     let sges = [a.sge(0..100)];
     a.send(SendWr::send(&sges).id(1).signaled())?;
-    // Retries without end: the message waits for its receive.
+    // The sender retries without a limit: the message waits for its receive.
     a.expect_silence()?;
     b.recv(2, 0..100)?;
     a.expect(1, WcOpcode::SEND)?;
@@ -313,7 +313,7 @@ fn error_of_one_pair_leaves_the_next_working() -> Verdict {
     whole.message(10, 1500)
 }
 
-/// The transport cannot do it, whatever the memory.
+/// The transport lacks the operation, regardless of the memory.
 fn sends_before_rts_are_refused() -> Verdict {
     let mut pair = Pair::unconnected(Config::rc())?;
     let sges = [pair.a.sge(0..8)];

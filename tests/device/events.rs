@@ -31,7 +31,7 @@ trials![
     destroyed_qp_leaves_no_async_event,
 ];
 
-/// How long an event may take that not every driver raises.
+/// The longest wait for an event that some drivers do not raise.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// Waits for an event of a context.
@@ -142,19 +142,19 @@ fn destroyed_queue_leaves_no_completion_event() -> Verdict {
     b.qp.destroy()?;
     b.cq.destroy()?;
     assert_eq!(b.channel.wait(Some(SILENCE))?, None);
-    // The kernel took it back itself: there was nothing for the library to drop.
+    // The kernel discarded the event, so that the library had none to drop.
     assert_eq!(b.context.dead_events(), 0);
     b.channel.destroy()?;
     Ok(())
 }
 
-/// Fills b's completion queue and sends one message more. Answers how many completions fitted.
+/// Fills b's completion queue and sends one message more. Returns the number of completions that fitted.
 fn overflow(a: &mut Side, b: &mut Side) -> Verdict<u64> {
     let capacity = b.cq.capacity().into();
     for wr_id in 0..capacity {
         nudge(a, b, wr_id, false)?;
     }
-    // Where no place has to stay free, one more completion fits than is promised.
+    // A queue that needs no free place holds one completion more than promised.
     for wr_id in capacity..capacity + 2 {
         b.recv(wr_id, 0..0)?;
         a.send(SendWr::send(&[]))?;
@@ -214,7 +214,7 @@ fn last_wqe_reached_is_reported() -> Verdict {
     b.expect_silence()
 }
 
-/// Lets a's queue pair raise an event.
+/// Makes a's queue pair raise an event.
 fn drain(a: &Side) -> Verdict {
     drainable()?;
     Ok(a.qp.modify(&QpAttr::new().state(QpState::SQD).sqd_async_notify(true))?)

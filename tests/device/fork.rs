@@ -1,5 +1,5 @@
-//! Forked children: nothing that they do or drop touches the parent's objects, and they can start
-//! afresh on the file that they inherited.
+//! Forked children: no call or drop of theirs touches the parent's objects, and they can start
+//! afresh on the inherited file.
 
 use crate::capability::Capability;
 use crate::census::{census, registers};
@@ -23,7 +23,7 @@ trials![
     parent_cannot_reimport,
     file_stays_open_for_the_child,
     grandchild_is_refused_like_a_child,
-    child_imports_what_the_parent_exported,
+    child_imports_the_objects_that_the_parent_exported,
     registered_pages_stay_the_parents,
     registered_huge_pages_stay_the_parents,
 ];
@@ -49,8 +49,8 @@ pub(crate) fn in_child<T>(value: T, child: impl FnOnce(T) -> Verdict) -> Verdict
 /// Forks a child that runs `child` and ends with 0 if that succeeds.
 #[allow(unsafe_code, reason = "forking is")]
 pub(crate) fn spawn(child: impl FnOnce() -> Verdict) -> Verdict<Pid> {
-    // SAFETY: the other threads of this process wait for a test to end, without a lock held; the
-    // child runs the closure and ends without returning from here.
+    // SAFETY: the other threads of this process wait for a test to end and hold no lock; the child
+    // runs the closure and ends without returning from here.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
@@ -62,13 +62,13 @@ pub(crate) fn spawn(child: impl FnOnce() -> Verdict) -> Verdict<Pid> {
                 }
                 Err(_) => 2,
             };
-            // SAFETY: it ends the process, without what the parent has still to print.
+            // SAFETY: it ends the process, and does not print the parent's buffered output.
             unsafe { nix::libc::_exit(status) }
         }
     }
 }
 
-/// How many objects of each kind a context has, and pages of registers.
+/// The numbers of a context's objects of each kind, and of its pages of registers.
 fn counted(context: &Context) -> Verdict<(Vec<usize>, usize)> {
     Ok((census(context)?, registers(context)?.len()))
 }
@@ -154,7 +154,7 @@ fn child_reimports_the_context_and_works() -> Verdict {
         for seed in 0..5 {
             fresh.message(seed, 2000)?;
         }
-        // Objects of the two lives do not mix.
+        // Objects from before and after the fork do not mix.
         let mixed = fresh.a.pd.qp_builder(&pair.b.cq, &fresh.a.cq, uverbs::QpType::RC).build();
         assert!(mixed.is_err());
         Ok(())
@@ -204,7 +204,7 @@ fn grandchild_is_refused_like_a_child() -> Verdict {
 
 /// The child imports objects that were exported before the fork. It has the file but none of the
 /// parent's objects, and reaches the parent's memory by its keys.
-fn child_imports_what_the_parent_exported() -> Verdict {
+fn child_imports_the_objects_that_the_parent_exported() -> Verdict {
     env::processes()?;
     const BYTES: usize = 4096;
     let context = env::open()?;
@@ -239,12 +239,12 @@ fn child_imports_what_the_parent_exported() -> Verdict {
     Ok(())
 }
 
-/// While a child has the parent's memory, too, the parent writes, and gets what the device writes.
+/// While a child shares the parent's memory, the parent writes, and reads what the device wrote.
 fn registered_pages_stay_the_parents() -> Verdict {
     stay_the_parents(MmapMut::map_anon(1 << 16)?)
 }
 
-/// Kernels before Linux 5.12 would give the parent new ones.
+/// Kernels before Linux 5.12 would give the parent new pages.
 fn registered_huge_pages_stay_the_parents() -> Verdict {
     const HUGE: usize = 2 << 20;
     require(env::free_huge_pages()? > 0, Capability::HugePages, "none is free")?;
@@ -263,7 +263,7 @@ fn stay_the_parents(memory: MmapMut) -> Verdict {
         }
     })?;
     let written = (|| -> Verdict<Vec<u8>> {
-        // Of a page that two processes share, the first that writes gets a copy.
+        // Of two processes that share a page copy-on-write, the first that writes gets a copy.
         region.copy_from(0, &pattern::bytes(pattern::POISON, BYTES))?;
         let mut source = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
         source.copy_from(0, &pattern::bytes(5, BYTES))?;

@@ -15,8 +15,8 @@ use uverbs::aio::tokio::{Events, Registered};
 
 trials![child_forked_from_busy_threads_ends, child_leaves_the_parents_event_loop_alone];
 
-/// Threads of the parent are at the queues all the time, so that a child finds locks held by threads
-/// that it has not.
+/// Threads of the parent use the queues all the time, so that a child finds locks held by threads that it does not
+/// have.
 fn child_forked_from_busy_threads_ends() -> Verdict {
     const CHILDREN: usize = 40;
     crate::env::rnr_wait()?;
@@ -49,7 +49,7 @@ fn child_forked_from_busy_threads_ends() -> Verdict {
                     drop((read, sent, qp, cq));
                     Ok(())
                 })?;
-                // One that is dropped stays posted: let something come for it.
+                // A dropped receive stays posted: a message is sent for it.
                 drop(read);
                 runtime.block_on(async { b.qp.send_inline(b"for it").await.map(drop) })?;
             }
@@ -69,7 +69,7 @@ fn child_forked_from_busy_threads_ends() -> Verdict {
     })
 }
 
-/// A file that is taken out of an epoll by the child is out of it in the parent, too.
+/// A file that the child removes from an epoll instance is removed in the parent, too.
 fn child_leaves_the_parents_event_loop_alone() -> Verdict {
     crate::env::rnr_wait()?;
     let runtime = runtime(0)?;

@@ -1,4 +1,4 @@
-//! Ethernet frames, made by hand: what raw packets consist of.
+//! Ethernet frames for raw packets, made by hand.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -114,7 +114,7 @@ impl Frame {
     }
 }
 
-/// The checksum of the Internet.
+/// The Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8], start: u32) -> u16 {
     let halves = bytes
         .chunks(2)

@@ -1,4 +1,4 @@
-//! Connecting the common way: endpoints are exchanged, and both sides shake hands.
+//! The usual way to connect: both sides exchange endpoints, and call `handshake`.
 
 use crate::env;
 use crate::pair::PATIENCE;

@@ -1,7 +1,7 @@
-//! A second process: this program once more, which does with one queue pair what it is told over
-//! its standard input, and answers over its standard output.
+//! A second process: this program once more, which carries out commands for one queue pair from its standard input, and
+//! answers on its standard output.
 //!
-//! One word a line to be told apart by eye: `address`, `send`, `recv`, `flood`, `namespace`, `lent`,
+//! Each line begins with a word: `address`, `send`, `recv`, `flood`, `namespace`, `lent`,
 //! `cm`.
 
 use crate::env;
@@ -19,7 +19,7 @@ const HELPER: &str = "--helper";
 
 /// The configuration of a helper's side, and of the side that it is connected to.
 pub(crate) fn config() -> Config {
-    // The death of a peer must be noticed soon.
+    // A short timeout, so that the death of a peer is noticed soon.
     Config { timeout: 12, retry_count: 3, ..Config::rc() }
 }
 
@@ -75,8 +75,7 @@ impl Helper {
         }
     }
 
-    /// Connects `side` with the helper's, on the device of this name, and answers the beginning
-    /// of the helper's memory.
+    /// Connects `side` with the helper's, on the device of this name, and returns the beginning of the helper's memory.
     pub(crate) fn connect(&mut self, device: &str, side: &mut Side) -> Verdict<Remote> {
         self.tell(&format!("open {device}"))?;
         let (address, remote) = parse(&self.hear("address")?)?;
@@ -110,7 +109,7 @@ pub(crate) fn send_to(side: &mut Side, helper: &mut Helper, seed: u64, length: u
     Ok(())
 }
 
-/// Lets the helper send a message to `side`.
+/// Has the helper send a message to `side`.
 pub(crate) fn receive_from(
     side: &mut Side,
     helper: &mut Helper,

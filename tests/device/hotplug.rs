@@ -1,8 +1,8 @@
-//! A program that outlives its device: it works, waits, is told that the device is gone, gives everything
-//! back, and works again when a device of that name is there.
+//! A program that outlives its device: it works, waits for the event that the device is gone, releases all objects, and
+//! works again when there is a device of that name.
 //!
-//! The lab takes a function of mlx5 away and puts it back (`--hotplug`); a test does so with a link of
-//! software (`root.rs`).
+//! The lab removes a function of mlx5 and adds it again (`--hotplug`); a test in `root.rs` does so with a link of
+//! soft-RoCE.
 
 use crate::env;
 use crate::pair::{Config, Pair, gid};
@@ -17,7 +17,7 @@ const HOTPLUG: &str = "--hotplug";
 /// The port that has to come back.
 const PORT: u32 = 1;
 
-/// How long the device may take to go, and to come back with its port active.
+/// The longest time until the device goes, and until it is back with an active port.
 const ABSENCE: Duration = Duration::from_secs(120);
 
 /// The steps of such a program, in their order.
@@ -28,7 +28,7 @@ pub(crate) enum Step {
     Again,
 }
 
-/// Runs as that program, if it was started for it.
+/// Runs as that program, if this process was started as one.
 pub(crate) fn run() -> Option<ExitCode> {
     if std::env::args().nth(1).as_deref() != Some(HOTPLUG) {
         return None;
@@ -43,7 +43,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     })
 }
 
-/// Works on the device of this name before and after it was away, and says each step.
+/// Works on the device of this name before and after its absence, and reports each step.
 pub(crate) fn work(name: &str, mut say: impl FnMut(Step)) -> Verdict {
     let device = Device::by_name(name)?;
     let context = Context::open(&device)?;
@@ -58,7 +58,7 @@ pub(crate) fn work(name: &str, mut say: impl FnMut(Step)) -> Verdict {
     drop(context);
     say(Step::Gone);
 
-    // While the machine gives the new interface its addresses, entries of the GID table come and go.
+    // While the machine configures the new interface's addresses, entries of the GID table come and go.
     let deadline = Instant::now() + ABSENCE;
     loop {
         match exchange(returned(name, &device)?) {
@@ -93,7 +93,7 @@ fn until_gone(context: &Context) -> Verdict {
 fn returned(name: &str, gone: &Device) -> Verdict<Context> {
     let deadline = Instant::now() + ABSENCE;
     loop {
-        // The list is made anew each time: a description that was kept is of the device that is gone.
+        // The list is made anew each time: a kept description would be that of the removed device.
         let found = Device::by_name(name).and_then(|device| Context::open(&device));
         let why = match found {
             Ok(context) if context.device().index() == gone.index() => "the old one".to_owned(),

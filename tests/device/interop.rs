@@ -24,7 +24,7 @@ trials![
 const PROGRAM: &str = include_str!("import_peer.py");
 const VAR_PROGRAM: &str = include_str!("var_peer.py");
 const BYTES: usize = 8192;
-/// An interpreter takes its time to load, on an emulated processor above all.
+/// An interpreter loads slowly, above all on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A program that did not start: the test skips if it is not on the path.
@@ -137,7 +137,7 @@ fn rdma_core_imports_our_objects() -> Verdict {
     let mut bytes = vec![0; BYTES / 2];
     region.copy_to(BYTES / 2, &mut bytes)?;
     pattern::check(&bytes, 4);
-    // Objects that they only forgot are still there, and those that they made are gone.
+    // Objects that rdma-core only forgot are still there, and those that it made are gone.
     assert_eq!(context.handles(ObjectKind::MR)?, [region.handle()]);
     assert_eq!(context.handles(ObjectKind::QP)?, [0u32; 0]);
     assert_eq!(context.handles(ObjectKind::CQ)?, [0u32; 0]);
@@ -154,7 +154,7 @@ fn unhex(digits: &str) -> Verdict<Vec<u8>> {
     (0..digits.len()).step_by(2).map(|at| Ok(u8::from_str_radix(pair(at)?, 16)?)).collect()
 }
 
-/// libmlx5 allocates and exports. It forgets a VAR that is owned here, and frees the others.
+/// libmlx5 allocates and exports. It forgets a VAR that this process owns, and frees the others.
 #[allow(unsafe_code, reason = "such bytes are taken on trust")]
 fn vars_of_libmlx5_are_imported() -> Verdict {
     env::shows_stores()?;
@@ -177,7 +177,7 @@ fn vars_of_libmlx5_are_imported() -> Verdict {
         if word == "free" {
             imported.unimport()?;
         } else {
-            // Either side may destroy it, if all others only forget it.
+            // Either side may destroy the VAR, if all others only forget it.
             take_over(imported)?.destroy()?;
         }
         assert_eq!(peer.ask(word)?, "left");

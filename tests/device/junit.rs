@@ -1,5 +1,5 @@
-//! Results as JUnit XML, which the web pages of GitHub, GitLab and Jenkins show. `cargo ci test` takes this
-//! file, too.
+//! Results as JUnit XML, which the web pages of GitHub, GitLab and Jenkins show. `cargo ci test` includes this file,
+//! too.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::path::Path;
 /// The beginning of each document.
 const HEAD: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n";
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
     Passed,
@@ -25,7 +25,7 @@ pub(crate) struct Case {
     pub(crate) ending: Ending,
 }
 
-/// Whether a document may be written to a path: no other file is lost there. A run asks this before its first test.
+/// Whether a document may be written to a path without the loss of another file. A run asks this before its first test.
 pub(crate) fn check_place(path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(there) if there.is_file() && there.len() > 0 => {
@@ -41,7 +41,7 @@ pub(crate) fn check_place(path: &Path) -> Result<()> {
         Ok(there) if !there.is_dir() => Ok(()),
         Ok(_) => Err(ErrorKind::IsADirectory.into()),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // The folder has to be there, at least.
+            // The folder has to exist.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             fs::metadata(folder.unwrap_or(Path::new("."))).map(drop)
         }
@@ -71,7 +71,7 @@ pub(crate) fn document<'a>(suites: impl IntoIterator<Item = (&'a str, &'a [Case]
     text
 }
 
-/// The module is the class, by which these pages group.
+/// The module is the class, by which those web pages group tests.
 fn write(text: &mut String, case: &Case) {
     let (class, name) = case.name.rsplit_once("::").unwrap_or(("", &case.name));
     let time = case.seconds.map_or(String::new(), |seconds| format!(" time=\"{seconds:.3}\""));

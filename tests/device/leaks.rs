@@ -1,5 +1,6 @@
-//! Objects that are made and destroyed again and again leave nothing behind. Open contexts are
-//! counted by kind of object in the file, closed ones among the objects of this process.
+//! Objects that are made and destroyed again and again leave nothing behind. Objects of open
+//! contexts are counted by kind in their file, those of closed ones among the objects of this
+//! process.
 
 use crate::capability::Capability;
 use crate::env;
@@ -24,13 +25,13 @@ trials![
     imports_leave_nothing,
 ];
 
-/// Rounds of making and destroying each kind of object: what leaks once a round shows in few, what
-/// runs out after thousands shows in a long run.
+/// The rounds for each kind of object. A leak in each round shows after few, the exhaustion of a
+/// resource after thousands, in a long run.
 fn many() -> u64 {
     env::rounds(100, 10_000)
 }
 
-/// Runs `round` many times in a context, and compares what there is before and after.
+/// Runs `round` many times in a context, and compares the objects before and after.
 pub(crate) fn rounds(
     kinds: &[ObjectKind],
     prepare: impl FnMut(&Context) -> Verdict<Box<dyn FnMut() -> Verdict>>,
@@ -70,7 +71,7 @@ fn every_live_handle_is_listed() -> Verdict {
     let context = env::open()?;
     let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
     assert_eq!(count(ObjectKind::PD)?, [0u32; 0]);
-    // More than the first guess of how many there are, and than the second.
+    // More than the library's first guess of their number, and than the second.
     let domains = (0..300).map(|_| context.alloc_pd()).collect::<uverbs::Result<Vec<_>>>()?;
     let mut expected: Vec<u32> = domains.iter().map(|pd| pd.handle()).collect();
     expected.sort_unstable();
@@ -139,7 +140,7 @@ fn address_handles_leave_nothing() -> Verdict {
 }
 
 fn completion_channels_leave_nothing() -> Verdict {
-    // Channels are files, which the kernel does not list among a context's objects.
+    // Channels are files, and the kernel does not list them among a context's objects.
     let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
     let context = env::open()?;
     let before = files()?;
@@ -150,7 +151,7 @@ fn completion_channels_leave_nothing() -> Verdict {
         context.create_comp_channel()?.destroy()?;
     }
     channel.destroy()?;
-    // A kernel in this process learns of a closed descriptor when it is called the next time.
+    // A kernel in this process notices a closed descriptor at its next call.
     context.query_device()?;
     assert_eq!(files()?, before);
     Ok(())
@@ -213,7 +214,7 @@ fn xrc_objects_leave_nothing() -> Verdict {
     })
 }
 
-/// An import names an object anew; the kernel makes and destroys nothing.
+/// An import is another name for an object; the kernel makes and destroys nothing.
 fn imports_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
         let context = context.clone();

@@ -22,10 +22,10 @@ pub(crate) struct Half {
     pub(crate) context: Context,
 }
 
-/// How many requests each queue shall hold.
+/// The number of requests that each queue holds.
 pub(crate) const DEPTH: u32 = 16;
 
-/// A peer that is gone is noticed soon.
+/// A handshake with short timeouts, so that a dead peer is noticed soon.
 pub(crate) fn hasty() -> Handshake {
     env::handshake_options().timeout(12).retry_count(3)
 }
@@ -45,14 +45,14 @@ impl Half {
         Ok(Half { qp, cq, pool, pd, context })
     }
 
-    /// The next request that is over.
+    /// The next request that has ended.
     #[track_caller]
     pub(crate) fn wait(&mut self) -> Verdict<OwnedCompletion<u64>> {
         wait(&mut self.cq)
     }
 }
 
-/// The next request that is over.
+/// The next request that has ended.
 #[track_caller]
 pub(crate) fn wait(cq: &mut OwnedCompletionQueue<u64>) -> Verdict<OwnedCompletion<u64>> {
     let deadline = Instant::now() + PATIENCE;
@@ -89,7 +89,7 @@ pub(crate) struct Far(Option<(Half, MemoryRegion<u8>)>);
 pub(crate) const FAR_BYTES: usize = 1 << 20;
 
 impl Far {
-    /// Does what the helper was told after the word `lent`.
+    /// Carries out a command of the helper, after the word `lent`.
     pub(crate) fn obey(&mut self, line: &str) -> Verdict {
         match (line.split_once(' ').unwrap_or((line, "")), &self.0) {
             (("open", ""), None) => {
@@ -112,7 +112,7 @@ impl Far {
     }
 }
 
-/// Connects `qp` to a half that the helper makes, and answers its memory.
+/// Connects `qp` to a half that the helper makes, and returns its memory.
 pub(crate) fn far(helper: &mut Helper, context: &Context, qp: &QpControl) -> Verdict<Remote> {
     helper.tell("lent open")?;
     let line = helper.hear("")?;

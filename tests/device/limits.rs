@@ -1,4 +1,4 @@
-//! The limits that the device advertises: they are granted, and one more is refused.
+//! The limits that the device advertises: it grants them, and refuses one more.
 
 use crate::capability::Capability;
 use crate::env;
@@ -19,7 +19,7 @@ trials![
     srq_resize_works_up_to_the_limit,
 ];
 
-/// Completions, as many as soft-RoCE can have.
+/// The number of completions that soft-RoCE supports.
 const MANY: u32 = 32767;
 
 fn no_advertised_limit_is_zero() -> Verdict {
@@ -44,7 +44,7 @@ fn no_advertised_limit_is_zero() -> Verdict {
 fn cq_holds_cqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let max = context.query_device()?.max_cqe;
-    // Room for all that is advertised is more memory than a small machine has; a good part of it.
+    // The advertised number needs more memory than a small machine has; a good part of it.
     let many = max.min(MANY);
     let cq = context.cq_builder(many).build()?;
     assert!(cq.capacity() >= many);
@@ -82,7 +82,7 @@ fn qp_holds_wqes_up_to_the_limit() -> Verdict {
                     assert!(matches!(error.errno(), Errno::INVAL | Errno::NOMEM), "{error:?}");
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // The advertised limit holds for WQEs of any size, and these are small.
+                // The advertised limit holds for WQEs of any size; of small ones more fit.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_wr.max(caps.max_recv_wr) >= beyond, "{caps:?}");
@@ -91,7 +91,7 @@ fn qp_holds_wqes_up_to_the_limit() -> Verdict {
             }
         }
     }
-    // Room for all that is advertised is more memory than a small machine has; a good part of it.
+    // The advertised number needs more memory than a small machine has; a good part of it.
     let many = max.min(4096);
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(many).max_recv_wr(many).build()?;
     assert!(qp.caps().max_send_wr >= many && qp.caps().max_recv_wr >= many, "{:?}", qp.caps());
@@ -111,7 +111,7 @@ fn qp_holds_sges_up_to_the_limit() -> Verdict {
                     assert_eq!(error.errno(), Errno::INVAL);
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // The advertised limit holds for all queues of all types.
+                // The advertised limit holds for all queues of all types; some take more.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_sge.max(caps.max_recv_sge) >= beyond, "{caps:?}");
@@ -135,7 +135,7 @@ fn qp_takes_inline_data_up_to_the_limit() -> Verdict {
     Ok(())
 }
 
-/// With as much data inside as any queue of its type has room for, and with a little less.
+/// With the most inline data that any queue of its type has room for, and with a little less.
 fn longest_inline_wqes_arrive_whole() -> Verdict {
     /// The global route header of a datagram.
     const HEADER: usize = 40;
@@ -162,7 +162,7 @@ fn longest_inline_wqes_arrive_whole() -> Verdict {
             let path = pair.path()?;
             let (wr, opcode, arrived, at) = match config.qp_type {
                 QpType::UD => (SendWr::send(&[]), WcOpcode::SEND, WcOpcode::RECV, HEADER),
-                // The address makes it longer than a send.
+                // The remote address makes the WQE longer than that of a send.
                 _ => {
                     let write = SendWr::write_imm(pair.b.remote(0), &[], 7);
                     (write, WcOpcode::WRITE, WcOpcode::RECV_WRITE_IMM, 0)

@@ -1,12 +1,12 @@
-//! The device suite: what the library promises, checked on whatever RDMA device is there.
+//! The device suite: tests of the library's promises on any RDMA device.
 //!
-//! One binary. `UVERBS_TEST_DEVICE` names the device. Without it the suite runs on a fabric of two devices in its
-//! own process, and never by accident on a machine that works with its devices. `UVERBS_TEST_PORT` chooses a
-//! port, else the first active one is tested, and `UVERBS_TEST_SECOND_DEVICE` names a device at the other end of
-//! the cable. The first lines of a run say what was chosen; a fault that would make every test fail ends it there.
+//! One binary. `UVERBS_TEST_DEVICE` names the device. Without it the suite runs on a fabric of two devices in its own
+//! process, and never by accident on a machine that works with its devices. `UVERBS_TEST_PORT` chooses a port, else the
+//! first active one is tested, and `UVERBS_TEST_SECOND_DEVICE` names a device at the other end of the cable. The first
+//! lines of a run describe these choices. A fault that would make every test fail ends the run there.
 //!
 //! Tests whose names begin with `root::` change links and namespaces; they run as root in the lab only. With
-//! `UVERBS_TEST_ALONE` tests take all of what others would share. `UVERBS_TEST_JUNIT` names a file for the results.
+//! `UVERBS_TEST_ALONE` tests take all of shared resources. `UVERBS_TEST_JUNIT` names a file for the results.
 
 #![deny(unsafe_code)]
 
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
         return code;
     }
     let mut arguments = Arguments::from_args();
-    // Objects of this process are counted, so tests take turns, whatever was asked for.
+    // Tests count the objects of this process, so that they run one at a time, even with `--test-threads`.
     arguments.test_threads = Some(1);
     let modules = [
         allocations::trials(),
@@ -172,7 +172,7 @@ fn main() -> ExitCode {
         xrc_processes::trials(),
     ];
     let mut trials: Vec<_> = modules.into_iter().flatten().collect();
-    // A place for results that is taken is no place for this error either.
+    // If the results may not overwrite a file, this error may not either.
     if let Err(why) = env::junit() {
         return not_run(&why);
     }
@@ -201,13 +201,13 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Says why no test runs.
+/// Prints the reason that no test runs.
 fn not_run(why: &str) -> ExitCode {
     println!("device tests not run: {why}");
     ExitCode::FAILURE
 }
 
-/// Says if the results could not be written.
+/// Prints an error if the results could not be written.
 fn written(outcome: std::io::Result<()>) -> bool {
     if let Err(error) = &outcome {
         eprintln!("UVERBS_TEST_JUNIT: {error}");

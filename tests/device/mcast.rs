@@ -1,5 +1,5 @@
-//! Memberships in multicast groups, as the kernel counts them. What members receive is with the
-//! other datagrams.
+//! Memberships in multicast groups, as the kernel counts them. The tests of datagrams test the
+//! delivery to members.
 
 use crate::capability::Capability;
 use crate::leaks::rounds;
@@ -36,7 +36,7 @@ fn second_attachment_is_refused() -> Verdict {
         let error = pair.a.qp.attach_mcast(gid, LID).unwrap_err();
         assert_eq!(error.errno(), Errno::EXIST);
         membership.detach()?;
-        // The kernel agrees that it is out, or this would be refused like before.
+        // The kernel has removed it, too, or it would refuse this attachment.
         attach(&pair.a, gid)?.detach()?;
     }
     Ok(())

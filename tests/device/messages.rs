@@ -1,4 +1,4 @@
-//! The bytes that a message shows, and how a server treats clients: no client reads the data of
+//! The bytes that a message shows, and a server's treatment of clients: no client reads the data of
 //! another, and none keeps the others waiting.
 
 use crate::capability::Capability;
@@ -20,7 +20,7 @@ use uverbs::{Access, Destination, Endpoint, Errno, QpType, SendWr, WcOpcode};
 trials![
     a_write_with_immediate_shows_nothing_of_an_earlier_message,
     a_shared_queue_shows_a_client_nothing_of_another,
-    a_receive_is_as_long_as_what_arrived_in_it,
+    a_received_buffer_has_the_length_of_its_message,
     a_receive_that_was_flushed_is_empty,
     a_datagram_shows_no_old_bytes_before_its_payload,
     a_silent_client_fails_the_step_it_reached,
@@ -31,7 +31,7 @@ trials![
 
 const SECRET: &[u8] = b"the password is 12345";
 
-/// `first` says something, and then `second` writes as many bytes elsewhere and a word with them.
+/// `first` sends a message. Then `second` writes as many bytes elsewhere, with immediate data.
 async fn tell_and_write<S: uverbs::aio::Locking>(
     inbox: &mut Inbox<S>,
     (first, second): (&Half, &Half),
@@ -59,7 +59,7 @@ async fn tell_and_write<S: uverbs::aio::Locking>(
     Ok(())
 }
 
-/// A pool of one buffer, which holds whatever came last.
+/// A pool of one buffer, which holds the bytes of the last message.
 fn narrow(half: &Half) -> Verdict<BufferPool> {
     Ok(half.pd.buffer_pool_builder(64).count(1).build()?)
 }
@@ -92,7 +92,7 @@ fn a_shared_queue_shows_a_client_nothing_of_another() -> Verdict {
     })
 }
 
-fn a_receive_is_as_long_as_what_arrived_in_it() -> Verdict {
+fn a_received_buffer_has_the_length_of_its_message() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         let pool = narrow(&b)?;
@@ -103,7 +103,7 @@ fn a_receive_is_as_long_as_what_arrived_in_it() -> Verdict {
         a.qp.send(a.pool.copy(b"short").expect("a buffer")).await?;
         let mut buffer = recv.await?.memory;
         assert_eq!(&buffer[..], b"short");
-        // Posting it again takes what it shows, unless it is made whole.
+        // A receive gets only the visible part of its buffer; `reset` makes all of it visible again.
         buffer.reset();
         assert_eq!(buffer.len(), pool.buffer_size());
         Ok(())
@@ -122,7 +122,7 @@ fn a_receive_that_was_flushed_is_empty() -> Verdict {
     })
 }
 
-/// The device writes only part of the header's room: an IPv4 header is half as long.
+/// The device writes only part of the header's room, because an IPv4 header has half the length.
 fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
     const HEADER: usize = 40;
     run(0, async {

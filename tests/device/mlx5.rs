@@ -40,8 +40,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     modules.into_iter().flatten().collect()
 }
 
-/// How many pages a context allocates for so many registers. A UAR of 4 KiB has two, and the driver tells a context
-/// that allocates its UARs itself of one UAR in a page, however large the kernel's pages are.
+/// The number of pages that a context allocates for so many registers. A UAR of 4 KiB has two. A context that allocates
+/// its UARs itself has one UAR in a page by the driver's word, regardless of the size of the kernel's pages.
 fn pages_for(registers: usize) -> usize {
     registers.div_ceil(2)
 }

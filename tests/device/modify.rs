@@ -1,5 +1,5 @@
-//! Changing queue pairs: every way through the states, connecting by endpoints, and what the
-//! kernel says of it.
+//! Changing queue pairs: all transitions between states, connecting by endpoints, and the kernel's
+//! view of the result.
 
 use crate::capability::Capability;
 use crate::env::{self, drainable};
@@ -82,7 +82,7 @@ fn handshake_connects_every_type() -> Verdict {
                 Some(global) => {
                     assert_eq!((global.traffic_class, global.flow_label), (8, 0xabcde));
                 }
-                // Within a subnet of InfiniBand.
+                // Without a global route: within a subnet of InfiniBand.
                 None => assert_ne!(info.path.dlid, 0),
             }
         }
@@ -179,7 +179,7 @@ fn access_flags_change_in_rts() -> Verdict {
     let mut pair = Pair::new(Config { access: Access::LOCAL_WRITE, ..Config::rc() })?;
     pair.b.qp.modify(&QpAttr::new().access(Access::ALL_REMOTE).min_rnr_timer(5))?;
     let info = pair.b.qp.query()?;
-    // Some drivers remember rights of peers only; this side may always write.
+    // Some drivers keep the rights of peers only; local writes are always allowed.
     let remote = |access: Access| access & !Access::LOCAL_WRITE;
     assert_eq!((remote(info.access), info.min_rnr_timer), (remote(Access::ALL_REMOTE), 5));
     pair.a.fill(0..100, 1);
@@ -197,7 +197,7 @@ fn failed_state_is_learned_by_query() -> Verdict {
     nowhere.rkey.0 ^= 0xff;
     pair.a.send(SendWr::write(nowhere, &[pair.a.sge(0..8)]).id(1).signaled())?;
     pair.a.expect_failure(1, WcStatus::REM_ACCESS_ERR)?;
-    // The library cannot know until it asks.
+    // The library learns of it only by a query.
     assert_eq!(pair.a.qp.query()?.state, QpState::ERR);
     assert_eq!(pair.a.qp.state(), QpState::ERR);
     let error = pair.a.qp.modify(&QpAttr::new().min_rnr_timer(1)).unwrap_err();
@@ -211,7 +211,7 @@ fn right_current_state_is_accepted() -> Verdict {
     pair.message(1, 10)
 }
 
-/// rxe's driver takes the caller's word for it, and would bring the queue pair back to RTS.
+/// rxe's driver trusts the caller's current state, and would bring the queue pair back to RTS.
 fn wrong_current_state_is_refused() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     pair.a.qp.modify(&QpAttr::new().state(QpState::ERR))?;
@@ -259,7 +259,7 @@ fn rate_limit_is_unsupported_or_works() -> Verdict {
             require(rc, Capability::Rc, "the device limits rates otherwise")?;
             Ok(())
         }
-        // So says mlx5 of Linux 6.1; later ones say that they do not support it.
+        // mlx5 of Linux 6.1 answers `EINVAL`; later kernels answer that they do not support it.
         Err(error) if error.errno() == Errno::INVAL => {
             assert!(error.message().contains("rate_limit 100000"), "{error}");
             Ok(())

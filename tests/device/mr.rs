@@ -1,4 +1,4 @@
-//! Memory regions: every way to register memory, refusals, and that memory comes back.
+//! Memory regions: every way to register memory, refusals, and the return of memory.
 
 #![allow(unsafe_code, reason = "raw and borrowed registrations are unsafe")]
 
@@ -41,7 +41,7 @@ trials![
     parent_domain_registers_memory,
     domain_is_busy_until_its_regions_are_destroyed,
     handles_may_be_dropped_in_any_order,
-    what_is_no_dma_buf_is_refused,
+    files_that_are_no_dma_buf_are_refused,
     on_demand_region_locks_no_memory,
     whole_address_space_can_be_registered,
     advice_on_paged_memory_is_taken,
@@ -89,7 +89,7 @@ fn allocation_of_nothing_is_invalid() -> Verdict {
 fn allocation_beyond_memory_is_an_error() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    // So much is an address on processors of 64 bits, and no kernel has it.
+    // 64-bit processors can address so much, and no kernel provides it.
     let more_than_there_is = usize::try_from(1u64 << 46).unwrap_or(usize::MAX);
     for n in [usize::MAX, usize::MAX / 8, usize::MAX / 16 + 1, more_than_there_is] {
         let error = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(n).unwrap_err();
@@ -165,7 +165,7 @@ fn own_types_can_be_registered() -> Verdict {
 fn borrowed_and_raw_memory_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut numbers = [1u64, 2, 3, 4];
-    // SAFETY: the region is destroyed below, and that is looked at.
+    // SAFETY: the region is destroyed below, and the test checks that.
     let mut region = unsafe {
         pd.mr_builder().access(Access::LOCAL_WRITE).register_borrowed(&mut numbers[1..])
     }?;
@@ -242,7 +242,7 @@ fn failed_registration_gives_memory_back() -> Verdict {
     let failed =
         pd.mr_builder().access(Access::LOCAL_WRITE).register(Vec::<u64>::new()).unwrap_err();
     assert_eq!(failed.error.errno(), Errno::INVAL);
-    // A right that the kernel does not know: it refuses, not we.
+    // A right that the kernel does not know: the kernel refuses, not the library.
     let unknown = Access::from_bits_retain(1 << 15);
     let failed = pd.mr_builder().access(unknown).register(vec![4u8, 5]).unwrap_err();
     assert!(failed.error.kernel_errno().is_some(), "{failed:?}");
@@ -275,7 +275,7 @@ fn region_reads_as_values_bytes_and_atomics() -> Verdict {
         }
     });
     assert_eq!(region.read_at(3), Some(2000));
-    // SAFETY: the keys are told to no peer.
+    // SAFETY: no peer gets the keys.
     assert_eq!(unsafe { region.as_slice() }[3], 2000);
     // SAFETY: as above.
     let slice = unsafe { region.as_mut_slice() };
@@ -361,7 +361,7 @@ fn iova_must_share_the_page_offset_of_the_memory() -> Verdict {
 fn zero_based_region_counts_from_zero_or_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     match pd.mr_builder().access(Access::ALL_REMOTE).zero_based().allocate::<u8>(64) {
-        // rxe of Linux 6.1 takes any right, later ones know zero-based windows only.
+        // rxe of Linux 6.1 accepts any right; later kernels support zero-based windows only.
         Ok(region) => assert_eq!(region.addr(), 0),
         Err(error) => {
             assert!(is_rxe() && error.is_unsupported(), "{error}");
@@ -458,7 +458,7 @@ fn handles_may_be_dropped_in_any_order() -> Verdict {
     env::unchanged(&idle)
 }
 
-fn what_is_no_dma_buf_is_refused() -> Verdict {
+fn files_that_are_no_dma_buf_are_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let file = memfd_create("not a dma-buf", MemfdFlags::CLOEXEC)?;
     let access = Access::ALL_REMOTE;
@@ -500,7 +500,7 @@ fn on_demand_region_locks_no_memory() -> Verdict {
 fn whole_address_space_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
-    // SAFETY: the keys are told to no peer.
+    // SAFETY: no peer gets the keys.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;
     assert_eq!((region.addr(), region.byte_len()), (0, usize::MAX));

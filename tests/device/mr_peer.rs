@@ -1,4 +1,4 @@
-//! Memory regions as a peer sees them: addresses, rights, pages that are not there yet.
+//! Memory regions as a peer sees them: addresses, rights, pages that are not present yet.
 
 use crate::capability::Capability;
 use crate::env;
@@ -28,7 +28,7 @@ trials![
     invalidating_the_rkey_of_a_region_fails,
 ];
 
-/// Lets `a` write to a region of `b`'s; how that ended.
+/// Has `a` write to a region of `b`; returns the status.
 fn write(pair: &mut Pair, remote: Remote, seed: u64, length: usize) -> Verdict<WcStatus> {
     pair.a.fill(0..length, seed);
     let sges = [pair.a.sge(0..length)];
@@ -44,7 +44,7 @@ fn check(region: &MemoryRegion<u8>, offset: usize, seed: u64, length: usize) {
 
 fn addresses_count_from_the_given_iova() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    // A multiple of every size that pages have.
+    // Multiples of every page size.
     for iova in [0, 0x1235_0000, 1 << 62] {
         let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).iova(iova);
         let region = builder.allocate::<u8>(3 * 4096)?;
@@ -75,8 +75,8 @@ fn rereg_takes_the_right_away() -> Verdict {
 }
 
 fn pages_are_faulted_in() -> Verdict {
-    // rxe of Linux 7.2 copies each packet to and from the beginning of its page, so what is told
-    // apart here is pages, by messages of one packet.
+    // rxe of Linux 7.2 copies each packet to and from the beginning of its page. So this test tells
+    // pages apart, by messages of one packet.
     const LENGTH: usize = 1000;
     let size = env::page_size();
     let mut pair = Pair::new(Config::rc())?;
@@ -163,7 +163,7 @@ fn unowned_memory_can_be_reached_through_every_registration() -> Verdict {
     // SAFETY: a peer wrote all of them.
     unsafe { memory.set_len(9000) };
     pattern::check(&memory, 21);
-    // The same memory is what this side sends.
+    // This side sends the same memory.
     memory[..4000].fill(9);
     pair.b.recv(3, 0..4000)?;
     pair.a.send(SendWr::send(&[near.sge(..4000)?]).id(4).signaled())?;
@@ -206,7 +206,7 @@ fn written_bytes_read_as_values() -> Verdict {
     Ok(())
 }
 
-/// 24 bytes, so that a value's place is no power of two.
+/// 24 bytes, so that the distance of values is no power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes)]
 #[repr(C)]
 struct Record {
@@ -273,7 +273,7 @@ fn exchanged_memory_can_be_reached() -> Verdict {
 fn whole_address_space_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
-    // SAFETY: the only one who learns the key is this test.
+    // SAFETY: no other program gets the key.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;
     let remote = Remote { addr: pair.b.memory.addr(), rkey: region.rkey() };

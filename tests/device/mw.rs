@@ -1,5 +1,5 @@
-//! Memory windows: their keys work while they are bound and not after, and bad bindings are
-//! refused. [`mw_holds`](crate::mw_holds) tests which objects they hold.
+//! Memory windows: their keys work only while they are bound, and bad bindings are refused.
+//! [`mw_holds`](crate::mw_holds) tests which objects they hold.
 
 use crate::capability::Capability;
 use crate::env;
@@ -66,7 +66,7 @@ pub(crate) fn read_write() -> Access {
     Access::REMOTE_READ | Access::REMOTE_WRITE
 }
 
-/// Lets `a` write `length` bytes to `addr` with `rkey`; how that ended.
+/// Has `a` write `length` bytes to `addr` with `rkey`; returns the status.
 pub(crate) fn write(pair: &mut Pair, rkey: Rkey, addr: u64, length: usize) -> Verdict<WcStatus> {
     pair.a.fill(0..length, 5);
     let sges = [pair.a.sge(0..length)];
@@ -74,7 +74,7 @@ pub(crate) fn write(pair: &mut Pair, rkey: Rkey, addr: u64, length: usize) -> Ve
     Ok(pair.a.wait()?.status)
 }
 
-/// Fails unless the region is refused to the program because a window holds it.
+/// Fails unless the region cannot be destroyed because a window holds it.
 #[track_caller]
 pub(crate) fn still_held(region: MemoryRegion<u8>) -> MemoryRegion<u8> {
     let Err(ErrorWith { object: region, error }) = region.destroy() else {
@@ -129,7 +129,7 @@ fn type_2_opens_its_range_only() -> Verdict {
     pair.a.expect(2, WcOpcode::READ)?;
     pair.a.check(0..4096, 5);
 
-    // rxe looks at the bounds of the region only.
+    // rxe checks the bounds of the region only.
     let rxe = env::device().driver() == Some(DriverId::RXE);
     let first = if rxe { region.addr() + SIZE as u64 - 4096 } else { middle };
     let status = write(&mut pair, window.rkey(), first + 1, 4096)?;
@@ -314,9 +314,9 @@ fn second_binding_before_the_first_settles_is_refused() -> Verdict {
     let error = window.bind(&pair.b.qp, &region, .., read_write()).unwrap_err();
     assert_eq!(error.errno(), Errno::BUSY);
     assert_eq!(window.reallocate().unwrap_err().errno(), Errno::BUSY);
-    // A binding to it may be on its way.
+    // A binding to the region may be under way.
     let region = still_held(region);
-    // It was never posted, which the window cannot know.
+    // The binding was never posted, but the window does not know that.
     window.settle(WcStatus::WR_FLUSH_ERR);
     assert_eq!((window.rkey(), window.is_bound()), (before, true));
     let region = still_held(region);

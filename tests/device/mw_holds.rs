@@ -1,5 +1,4 @@
-//! Memory windows hold their regions whatever the program claims; and the calls that end their
-//! keys.
+//! Memory windows hold their regions, regardless of the program's claims; and the calls that end their keys.
 
 use crate::capability::Capability;
 use crate::env;
@@ -18,7 +17,7 @@ trials![
     failed_binding_is_followed_by_a_fresh_key,
     flushed_binding_holds_its_region,
     false_claim_opens_no_other_region,
-    imported_region_is_not_bound_whatever_its_envelope_claims,
+    imported_region_is_not_bound_even_if_its_envelope_claims_the_right,
     reallocation_ends_every_key,
     hundreds_of_bindings_hold_few_regions,
     forgotten_window_holds_its_region,
@@ -39,7 +38,7 @@ fn failed_binding_is_followed_by_a_fresh_key() -> Verdict {
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     bind(&mut pair.b, &mut window, &region, read_write())?;
     let first = window.rkey();
-    // Said to be free, it is bound a second time, which no device does.
+    // The program claims that the window is free, and binds it again, which devices refuse.
     window.invalidated();
     let binding = window.bind(&pair.b.qp, &region, .., read_write())?;
     let second = binding.rkey();
@@ -63,8 +62,7 @@ fn failed_binding_is_followed_by_a_fresh_key() -> Verdict {
     Ok(())
 }
 
-/// rxe carries a binding out before it hears that the request before it failed, and reports it as
-/// flushed.
+/// rxe carries a binding out before it learns that the request before it failed, and reports it as flushed.
 fn flushed_binding_holds_its_region() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut path = Loop::new(&pair.b.context, &pair.b.pd)?;
@@ -83,11 +81,11 @@ fn flushed_binding_holds_its_region() -> Verdict {
     let addr = region.addr() + 4096;
     let slices = memory_as_slices(&pair.b, region)?;
 
-    // Through a queue pair that no failure concerns.
+    // Through a queue pair that has not failed.
     let from = pair.b.sge(0..4096);
     let status = path.write(from, Remote { addr, rkey: binding.rkey() })?;
     slices.check("a peer wrote slices by a binding that was flushed");
-    // It depends on how soon the failure is heard of whether the binding was carried out.
+    // The binding was carried out or not, depending on the time at which the failure arrived.
     let either = [WcStatus::SUCCESS, WcStatus::REM_ACCESS_ERR];
     assert!(either.contains(&status), "{status}");
     assert_eq!(slices.refused, Some((Errno::BUSY, None)));
@@ -96,15 +94,15 @@ fn flushed_binding_holds_its_region() -> Verdict {
     Ok(())
 }
 
-/// Buffers of a pool, which lie where a region was, if that could be destroyed.
+/// Buffers of a pool, in the place of a region, if that could be destroyed.
 struct Slices {
     buffers: Vec<uverbs::owned::Buffer>,
-    /// How destroying the region failed: the library's error number, and the kernel's.
+    /// The error of destroying the region: the library's number, and the kernel's.
     refused: Option<(Errno, Option<Errno>)>,
 }
 
-/// Destroys a region, drops it at any rate, and registers a pool, which the kernel gives the region's
-/// addresses and mlx5's driver its key.
+/// Destroys a region, drops it if that fails, and registers a pool: the kernel gives it the region's addresses, and
+/// mlx5's driver the region's key.
 fn memory_as_slices(side: &Side, region: MemoryRegion<u8>) -> Verdict<Slices> {
     let refused = match region.destroy() {
         Ok(memory) => {
@@ -127,8 +125,7 @@ impl Slices {
     }
 }
 
-/// Whatever the program claims of a window, the window holds every region that it may open to the
-/// peer.
+/// A window holds every region that it may open to the peer, regardless of the program's claims about the window.
 fn false_claim_opens_no_other_region() -> Verdict {
     let words: [fn(&mut MemoryWindow, &Side) -> Verdict; 3] = [
         |window, _| {
@@ -139,7 +136,7 @@ fn false_claim_opens_no_other_region() -> Verdict {
             let (other, _spare) = allocate(side, window.window_type())?;
             window.invalidated();
             window.bind(&side.qp, &other, .., read_write())?;
-            // It was not even posted.
+            // The binding was not even posted.
             window.settle(WcStatus::SUCCESS);
             Ok(())
         },
@@ -183,8 +180,8 @@ fn forge(envelope: &Envelope, access: Access) -> Verdict<Envelope> {
     Ok(Envelope::from_bytes(&bytes)?)
 }
 
-/// An imported region is not bound, neither with its own rights nor with claimed ones.
-fn imported_region_is_not_bound_whatever_its_envelope_claims() -> Verdict {
+/// A window is not bound to an imported region, neither with its own rights nor with claimed ones.
+fn imported_region_is_not_bound_even_if_its_envelope_claims_the_right() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let private = pair.b.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 4096])?;
@@ -196,7 +193,7 @@ fn imported_region_is_not_bound_whatever_its_envelope_claims() -> Verdict {
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::PERM, None), "{error}");
     }
     assert!(!window.is_bound());
-    // rxe of Linux 7 takes a pinned region for a paged one if it is given advice on it.
+    // rxe of Linux 7 takes a pinned region for a paged one if the program gives advice on it.
     let paged = forge(&private.export()?, Access::LOCAL_WRITE | Access::ON_DEMAND)?;
     let error = pair.b.pd.import_mr(&paged)?.on_demand(..).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::PERM, None), "{error}");
@@ -308,7 +305,7 @@ fn any_order_of_dropping_is_quick() -> Verdict {
                 4 => drop((window, pair, region)),
                 _ => drop((window, region, pair)),
             }
-            // rxe waits for the window when the queue pair goes first, but for 50 seconds.
+            // rxe waits for the window when the queue pair goes first, for 50 seconds.
             let took = start.elapsed();
             assert!(took < Duration::from_secs(10), "{window_type:?}, order {order}: {took:?}");
             assert_eq!(context.leaked(), 0, "{window_type:?}, order {order}");

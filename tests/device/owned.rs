@@ -1,4 +1,4 @@
-//! Requests that own their memory: the data arrives, and the memory comes back however the request
+//! Requests that own their memory: the data arrives, and the memory comes back, however the request
 //! ends.
 #![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
@@ -32,7 +32,7 @@ trials![
     one_thread_posts_while_another_polls,
     rounds_leave_nothing,
     huge_pages_carry_messages,
-    pages_on_demand_leave_what_is_not_registered_alone,
+    pages_on_demand_leave_unregistered_bytes_alone,
     pages_on_demand_are_found_by_any_address_or_refused,
 ];
 
@@ -197,8 +197,7 @@ fn full_queue_gives_the_buffer_back() -> Verdict {
     Ok(())
 }
 
-/// Everything that completes is posted again while it is being looked at, and hardly an entry is to
-/// spare.
+/// Each completed request is posted again during the visit, and the queue has hardly a spare entry.
 fn completion_queue_filled_to_capacity_does_not_overflow() -> Verdict {
     const REQUESTS: usize = 5000;
     env::error_flush()?;
@@ -283,7 +282,7 @@ fn flushed_requests_give_their_memory_back() -> Verdict {
     Ok(())
 }
 
-/// A queue pair that is dropped, or forgotten, while the peer writes to what it was lent.
+/// A queue pair is dropped, or forgotten, while the peer writes to the memory that it was lent.
 fn no_memory_is_freed_while_the_peer_writes_it() -> Verdict {
     for forget in [false, true] {
         let (mut a, mut b) = pair()?;
@@ -372,7 +371,7 @@ fn receives_of_an_srq_come_back() -> Verdict {
     Ok(())
 }
 
-/// With the queue pair its places in the shared queue would be gone for good.
+/// Otherwise the places in the shared queue would be lost with the queue pair.
 fn receives_of_a_closed_pair_come_back() -> Verdict {
     const MESSAGES: usize = 3;
     let context = env::open()?;
@@ -399,7 +398,7 @@ fn receives_of_a_closed_pair_come_back() -> Verdict {
             let mut batch = client.qp.send_batch()?;
             batch.push(SendWr::send(&[]).inline(&[round as u8]), (), tag)?;
             batch.ring()?;
-            // The acknowledgement says that the message is received, and its completion there.
+            // With the acknowledgement the message has arrived, and its completion is there.
             assert_eq!(client.wait()?.outcome.status, WcStatus::SUCCESS);
         }
         server.close(&mut cq)?;
@@ -520,7 +519,7 @@ fn rounds_leave_nothing() -> Verdict {
         let mut batch = a.qp.send_batch()?;
         batch.push(SendWr::send(&[]), a.pool.copy(b"x").expect("a buffer"), 1)?;
         batch.ring()?;
-        // Dropped at every stage of the exchange.
+        // The objects are dropped at different stages of the exchange.
         if round % 2 == 0 {
             drop(a.wait()?);
         }
@@ -535,7 +534,7 @@ fn rounds_leave_nothing() -> Verdict {
 fn huge_pages_carry_messages() -> Verdict {
     let (mut a, mut b) = pair()?;
     let before = env::free_huge_pages()?;
-    // More than there are: the error names where they are set aside.
+    // More than there are: the error names the setting that reserves them.
     let greedy = a.pd.buffer_pool_builder(1 << 30).count(before + 1).huge_pages();
     let error = greedy.build().expect_err("more huge pages than there are");
     assert_eq!(error.errno(), Errno::NOMEM);
@@ -547,7 +546,7 @@ fn huge_pages_carry_messages() -> Verdict {
     assert_eq!(env::free_huge_pages()?, before - 1);
     // A huge page may be larger than the limit of locked memory.
     assert_eq!(env::pinned_bytes()? - pinned, 16 * 4096);
-    // The last is not in the page that the first is in, were pages small.
+    // With small pages the last buffer would not be in the first one's page.
     let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take().ok()).collect();
     assert_eq!(buffers.len(), 16);
     let (mut first, mut last) = (buffers.swap_remove(0), buffers.pop().expect("more than one"));
@@ -583,8 +582,8 @@ fn huge_pages_carry_messages() -> Verdict {
     Ok(())
 }
 
-/// The bytes of the same page before the region are no part of it.
-fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
+/// The bytes of the page before the region do not belong to it.
+fn pages_on_demand_leave_unregistered_bytes_alone() -> Verdict {
     let page = env::page_size();
     let (mut a, b) = pair()?;
     let memory: &'static mut [u8] = Box::leak(vec![1; 3 * page].into_boxed_slice());
@@ -606,7 +605,7 @@ fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
     Ok(())
 }
 
-/// The kernel looks a page up by an address that a peer gives.
+/// The kernel finds a page by the address of the peer's request.
 fn pages_on_demand_are_found_by_any_address_or_refused() -> Verdict {
     let (mut a, b) = pair()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

@@ -1,5 +1,5 @@
-//! The objects of a device that this process made, or a process that it started. RDMA netlink lists all
-//! objects with the thread that made each; those of other processes come and go on a machine that others use.
+//! The objects of a device that this process, or a process that it started, made. RDMA netlink lists all objects with
+//! the thread that made each; objects of other processes come and go on a machine that others use.
 
 use crate::env;
 use crate::pair::PATIENCE;
@@ -34,7 +34,7 @@ const KINDS: [(&str, u16, u16, u16); 7] = [
 
 type Counts = BTreeMap<&'static str, u64>;
 
-/// How many objects there are of each kind.
+/// The numbers of objects of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
     /// Made by living threads of this process and of those that it started.
@@ -50,13 +50,13 @@ impl Resources {
             return Resources::of_fabric();
         }
         let index = index(env::device().name())?;
-        // A list to which others add while it is read may miss an object.
+        // A list that changes while it is read may miss an object.
         let deadline = Instant::now() + PATIENCE;
         let mut last = None;
         loop {
             let next = match Resources::once(index) {
                 Ok(next) => next,
-                // The kernel asks the device for each queue pair, and one that another process is destroying has no
+                // The kernel queries the device for each queue pair. One that another process is destroying has no
                 // answer: the list ends there.
                 Err(Stop::Fail(_)) if Instant::now() < deadline => continue,
                 Err(stop) => return Err(stop),
@@ -68,7 +68,7 @@ impl Resources {
         }
     }
 
-    /// All of a device that only this process has.
+    /// All objects of a device that only this process has.
     fn of_fabric() -> Verdict<Resources> {
         let counts = env::device().resources()?;
         let named = |(kind, ..): &(&'static str, u16, u16, u16)| Some((*kind, counts.get(kind)?));
@@ -131,8 +131,8 @@ impl Resources {
         self.own == before.own
     }
 
-    /// Whether there is nothing that was not there `before`. What a neighbour left then, which the kernel was
-    /// cleaning up, may be gone.
+    /// Whether there is no object that did not exist `before`. Objects that a neighbour left then, and that the kernel
+    /// was cleaning up, may be gone.
     pub(crate) fn adds_nothing_to(&self, before: &Resources) -> bool {
         let had = |kind| before.orphaned.get(kind).copied().unwrap_or(0);
         self.own == before.own && self.orphaned.iter().all(|(kind, count)| *count <= had(kind))
@@ -145,17 +145,17 @@ impl fmt::Display for Resources {
     }
 }
 
-/// Whose an object is.
+/// The owner of an object.
 #[derive(Clone, Copy)]
 enum Owner {
     Us,
     /// The kernel's, or those of other processes.
     Others,
-    /// The thread that made it has ended.
+    /// None: the thread that made it has ended.
     Nobody,
 }
 
-/// The owner of an object, by the attributes of its entry; `known` keeps what was found about threads.
+/// The owner of an object, by the attributes of its entry; `known` caches the owners by thread.
 fn owner(object: &[u8], known: &mut BTreeMap<u32, Owner>) -> Owner {
     let value =
         |wanted| attributes(object).find_map(|(name, value)| (name == wanted).then_some(value));
@@ -176,7 +176,7 @@ fn owner_of(thread: u32) -> Owner {
     let mut at = thread;
     loop {
         let Ok(status) = fs::read_to_string(format!("/proc/{at}/status")) else {
-            // A /proc that hides other users' processes does not show this one.
+            // A /proc with `hidepid` does not show other users' processes.
             let hidden = Pid::from_raw(at as i32)
                 .is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM));
             return if at == thread && !hidden { Owner::Nobody } else { Owner::Others };
@@ -258,7 +258,7 @@ fn dump(command: u16, index: Option<u32>) -> Result<Vec<Vec<u8>>, Errno> {
             let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
             let body = rest.get(HEADER..length).ok_or(Errno::BADMSG)?;
             match u16::from_ne_bytes([header[4], header[5]]) {
-                // Both have a status, which for a list that is cut short is a negative errno.
+                // Both have a status: a negative errno if the list is cut short.
                 last @ (NLMSG_DONE | NLMSG_ERROR) => {
                     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                     if last == NLMSG_DONE && code >= 0 {

@@ -1,8 +1,8 @@
 //! Two queue pairs that are connected, each in a context of its own, with memory to send from and
 //! receive into.
 //!
-//! Memory is poisoned before each receive and every message has a pattern of its own, so that
-//! what did not arrive, arrived twice or arrived elsewhere is seen.
+//! Memory is poisoned before each receive and every message has a pattern of its own, so that the test sees data that
+//! did not arrive, arrived twice or arrived elsewhere.
 
 use crate::capability::Capability;
 use crate::env;
@@ -18,9 +18,9 @@ use uverbs::{
     SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
 };
 
-/// How long a completion may take before the test fails. An emulated processor is slow.
+/// The longest wait for a completion: an emulated processor is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// How long nothing must happen to be believed that nothing happens.
+/// The silence after which a test takes it that nothing happens.
 pub(crate) const SILENCE: Duration = Duration::from_millis(60);
 /// The key of all datagram queue pairs here.
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
@@ -36,7 +36,7 @@ pub(crate) struct Config {
     pub(crate) inline: u32,
     /// Entries of each completion queue.
     pub(crate) cqe: u32,
-    /// Bytes of a completion, and whether each is written whole; for mlx5.
+    /// Bytes of a CQE, and whether each is written whole; for mlx5.
     pub(crate) cqe_size: u32,
     pub(crate) pad: bool,
     /// Bytes of memory on each side.
@@ -223,7 +223,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The way from a to b, where requests must name it.
+    /// The path from a to b, for types whose requests name it.
     pub(crate) fn path(&self) -> Verdict<Path> {
         if self.config.qp_type != QpType::UD {
             return Ok(Path { ah: None, qpn: self.b.qp.qpn() });
@@ -234,7 +234,7 @@ impl Pair {
     }
 }
 
-/// The way to a peer: an address handle for datagrams, nothing for connections.
+/// The path to a peer: an address handle for datagrams, nothing for connections.
 #[derive(Debug)]
 pub(crate) struct Path {
     ah: Option<AddressHandle>,
@@ -415,7 +415,7 @@ impl Side {
         self.memory.copy_from(range.start, &bytes).expect("the range is within the memory");
     }
 
-    /// Writes what no pattern holds by chance.
+    /// Writes bytes that no pattern holds by chance.
     pub(crate) fn poison(&mut self, range: Range<usize>) {
         self.fill(range, pattern::POISON);
     }
@@ -438,7 +438,7 @@ impl Side {
         pattern::check(&self.read(range), pattern::POISON);
     }
 
-    /// Fails unless what follows `from` is as poisoning `0..to` left it.
+    /// Fails unless the bytes from `from` on are still those that poisoning `0..to` wrote.
     #[track_caller]
     pub(crate) fn check_rest_of_poison(&self, from: usize, to: usize) {
         let poison = pattern::bytes(pattern::POISON, to);

@@ -1,7 +1,7 @@
-//! A second process that shares a context with a test, as exporter or importer: this program once
-//! more, which does what it is told over a socket and answers over the same. Files travel along.
+//! A second process that shares a context with a test, as exporter or importer: this program once more, which carries
+//! out commands from a socket and answers over the same. Files travel along.
 //!
-//! It is started, not forked: what it knows of the other's memory it was told. Where the device is in this
+//! It is started, not forked: it has only those facts of the other's memory that it received. If the device is in this
 //! process, the partner is a thread of it.
 
 use crate::env;
@@ -49,7 +49,7 @@ impl Wire {
     }
 }
 
-/// Our end of a socket, on which each answer may take so long, and the other.
+/// Our end of a socket, with a limit for each answer, and the other end.
 pub(crate) fn pair(patience: Duration) -> Verdict<(Wire, OwnedFd)> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -86,7 +86,7 @@ impl Partner {
         Ok(Partner { who: Who::Process(process), wire })
     }
 
-    /// Starts one that has imported `context`, a protection domain and a region of it.
+    /// Starts a partner that has imported `context`, a protection domain and a region of it.
     pub(crate) fn importing(
         context: &Context,
         pd: &ProtectionDomain,
@@ -121,7 +121,7 @@ impl Partner {
         self.wire.send(line, Some(file))
     }
 
-    /// Waits for its next answer, which must begin with `word`; answers the rest.
+    /// Waits for its next answer, which must begin with `word`; returns the rest.
     #[track_caller]
     pub(crate) fn hear(&mut self, word: &str) -> Verdict<String> {
         self.hear_with(word).map(|(rest, _)| rest)
@@ -146,7 +146,7 @@ impl Partner {
         self.hear(word)
     }
 
-    /// Kills it with a signal that it cannot catch, and waits until it is gone.
+    /// Kills it with SIGKILL, and waits until it is gone.
     pub(crate) fn kill(&mut self) -> Verdict {
         let Who::Process(process) = &mut self.who else { return env::processes() };
         process.kill()?;
@@ -154,7 +154,7 @@ impl Partner {
         Ok(())
     }
 
-    /// Lets it leave in order.
+    /// Tells it to leave, and waits for it.
     pub(crate) fn dismiss(mut self) -> Verdict {
         self.tell("leave")?;
         self.hear("left")?;
@@ -183,7 +183,7 @@ impl Drop for Partner {
                 let _ = process.wait();
             }
             Who::Thread(thread) => {
-                // It leaves when nobody is at the other end.
+                // It leaves when the other end is closed.
                 let _ = rustix::net::shutdown(&self.wire.0, rustix::net::Shutdown::Both);
                 let _ = thread.take().map(JoinHandle::join);
             }
@@ -206,8 +206,7 @@ pub(crate) fn parse(word: &str) -> Verdict<Envelope> {
     Ok(Envelope::from_bytes(&bytes)?)
 }
 
-/// Two queue pairs of one process that are connected with each other: a way to reach memory that is
-/// only known by its keys.
+/// Two queue pairs of one process that are connected to each other: a path to memory of which only the keys are known.
 #[derive(Debug)]
 pub(crate) struct Loop {
     left: QueuePair,
@@ -227,7 +226,7 @@ impl Loop {
         Ok(Loop { left, right, cq })
     }
 
-    /// Copies by RDMA and answers how that ended.
+    /// Copies by RDMA and returns the status.
     pub(crate) fn write(&mut self, from: Sge, to: Remote) -> Verdict<WcStatus> {
         self.post(from, to)?;
         Ok(crate::pair::wait(&mut self.cq)?.status)
@@ -266,7 +265,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     Some(if serve(&wire) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Does what it is told; whether it was told to leave in the end.
+/// Carries out commands; returns whether the last one told it to leave.
 fn serve(wire: &Wire) -> bool {
     let mut objects = PartnerObjects::default();
     loop {
@@ -373,7 +372,7 @@ pub(crate) fn missing(what: &str) -> Stop {
     Stop::fail(format!("there is no {what} yet"))
 }
 
-/// An error of the library as an answer; it is what many tests are about.
+/// An error of the library as an answer, which many tests compare.
 pub(crate) fn refused(error: &uverbs::Error) -> String {
     format!("refused {} {}", error.verb(), error.errno().raw_os_error())
 }
@@ -578,7 +577,7 @@ impl PartnerObjects {
         Ok((text, Some(file)))
     }
 
-    /// Lets a completion be announced at a channel of its own.
+    /// Raises a completion event at a channel of its own.
     fn announce(&mut self) -> Verdict<String> {
         let context = self.context()?;
         let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;

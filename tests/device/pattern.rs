@@ -1,6 +1,6 @@
-//! Bytes that say which message they belong to, and where in it.
+//! Bytes that identify their message, and their place in it.
 
-/// The seed of what memory holds before anything arrives.
+/// The seed of the bytes in memory before data arrives.
 pub(crate) const POISON: u64 = 0xdead_dead_dead_dead;
 
 /// The pattern of a message: depends on every bit of `seed` and on the position.

@@ -57,7 +57,7 @@ fn parent_domain_of_a_parent_domain_holds_the_protection_domain() -> Verdict {
     let inner = pd.parent_domain_builder().thread_domain(&td).build()?;
     let outer = inner.parent_domain_builder().build()?;
     assert_eq!(outer.handle(), pd.handle());
-    // The outer one holds the domain underneath, not the one that it was made of.
+    // The outer parent domain holds the protection domain, not the inner parent domain.
     inner.destroy()?;
     td.destroy()?;
     outer.destroy()?;
@@ -89,12 +89,12 @@ fn foreign_thread_domain_is_refused() -> Verdict {
     Ok(())
 }
 
-/// Counts how often it is asked, and leaves every buffer to the library.
+/// Counts its calls, and leaves every buffer to the library.
 #[derive(Debug, Default)]
 struct Counting(Arc<AtomicUsize>);
 
 #[allow(unsafe_code, reason = "it never answers memory, so there is nothing to keep valid")]
-// SAFETY: `alloc` never answers memory.
+// SAFETY: `alloc` never returns memory.
 unsafe impl QueueAllocator for Counting {
     fn alloc(&self, _: &DomainView<'_>, _: Layout, _: ResourceType) -> Allocation {
         self.0.fetch_add(1, Ordering::Relaxed);

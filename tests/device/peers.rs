@@ -1,4 +1,4 @@
-//! rdma-core's ping-pong programs as the other side of ours, in both roles.
+//! rdma-core's ping-pong programs as the peer of ours, in both roles.
 
 use crate::capability::Capability;
 use crate::env;
@@ -27,10 +27,10 @@ trials![
     xsrq_server_of_rdma_core_serves_one_client_of_each,
 ];
 
-/// How long one ping-pong may take.
+/// The longest time of one ping-pong.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a ping-pong is played.
+/// The options of a ping-pong.
 #[derive(Clone, Copy, Debug)]
 struct Game {
     size: u32,
@@ -46,8 +46,8 @@ const GAMES: [Game; 3] = [
     Game { size: 1024, rounds: 30, events: false, check: true },
 ];
 
-/// For connections, whose messages may have more than one packet. Both programs register memory
-/// for all receives of an SRQ, within an ordinary user's limit of locked memory.
+/// For connections, whose messages may have several packets. Both programs register memory for all receives of an SRQ,
+/// within an ordinary user's limit of locked memory.
 const LONG: Game = Game { size: 8000, rounds: 30, events: true, check: true };
 
 /// A port without a listener.
@@ -88,7 +88,7 @@ impl Player {
         server: bool,
         more: &[&str],
     ) -> Verdict<Player> {
-        // The programs know no other.
+        // The programs use the first partition key only.
         env::first_pkey()?;
         let index = gid(&env::open()?)?.index;
         let mut command = if ours {
@@ -104,7 +104,7 @@ impl Player {
         if game.events {
             command.arg("-e");
         }
-        // There it would be the number of clients, and all messages are alike.
+        // For xsrq `-c` would be the number of clients, and all messages are alike.
         if game.check && kind != "xsrq" {
             command.arg("-c");
         }
@@ -127,7 +127,7 @@ impl Player {
         Ok(self.process.try_wait()?.is_some())
     }
 
-    /// Kills it if it has not ended, and returns its command, how it ended and its output.
+    /// Kills it if it has not ended, and returns its command, its exit status and its output.
     fn end(&mut self) -> String {
         let _ = self.process.kill();
         let mut text = format!("{}: {:?}\n", self.name, self.process.wait());
@@ -148,7 +148,7 @@ impl Drop for Player {
     }
 }
 
-/// Plays one game and fails unless both sides are content.
+/// Plays one game and fails unless both sides succeed.
 fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
     let port = free_port()?;
     let mut server = Player::start(ours_is_server, kind, game, port, true)?;
@@ -170,7 +170,7 @@ fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
     if !content {
         return Err(Stop::fail(format!("{game:?}\n{at_client}\n{at_server}")));
     }
-    // Theirs says how much went there and back.
+    // rdma-core's program prints the number of bytes in both directions.
     let theirs = if ours_is_server { at_client } else { at_server };
     let bytes = 2 * u64::from(game.size) * u64::from(game.rounds);
     let content = match kind {
@@ -209,7 +209,7 @@ fn our_uc_client_uses_rdma_core() -> Verdict {
     tournament("uc", false)
 }
 
-/// Skips tests of datagrams where the device has no address handles, as before Linux 5.16 soft-RoCE has none.
+/// Skips tests of datagrams if the device has no address handles: soft-RoCE has none before Linux 5.16.
 fn datagrams() -> Verdict {
     let context = env::open()?;
     let own = gid(&context)?;
@@ -253,8 +253,8 @@ fn our_xsrq_client_uses_rdma_core() -> Verdict {
     tournament("xsrq", false)
 }
 
-/// A server with a client of theirs and one of ours, which share a domain by a file and are reached
-/// over each other's connections.
+/// A server with a client of rdma-core's and one of ours, which share a domain by a file and are reached over each
+/// other's connections.
 fn two_clients(ours_is_server: bool) -> Verdict {
     xrc()?;
     require(std::env::var("UVERBS_PEERS").is_ok(), Capability::Peers, "UVERBS_PEERS is not set")?;

@@ -34,7 +34,7 @@ fn port_is_active_and_plausible() -> Verdict {
     Ok(())
 }
 
-/// The driver's answer is the link's where no ports are aggregated.
+/// The driver's answer is the link's rate if no ports are aggregated.
 fn rate_of_a_port_is_that_of_its_link() -> Verdict {
     let context = env::open()?;
     let attr = context.query_port(env::port())?;
@@ -77,7 +77,7 @@ fn gid_table_and_single_gids_agree() -> Verdict {
         assert_eq!(context.query_gid(entry.port, entry.index)?, *entry);
         assert!(!entry.gid.is_zero() && entry.gid_type.description().is_some(), "{entry:?}");
     }
-    // Every slot of the port that the table leaves out is empty.
+    // Every entry of the port that the table leaves out is empty.
     let length = context.query_port(env::port())?.gid_table_len;
     for index in 0..length.min(64) {
         let listed = table.iter().any(|entry| entry.port == env::port() && entry.index == index);
@@ -136,7 +136,7 @@ fn port_is_in_a_partition() -> Verdict {
     let attr = context.query_port(env::port())?;
     let key = context.query_pkey(env::port(), env::pkey_index())?;
     if attr.link_layer == LinkLayer::ETHERNET {
-        // The default partition, with full membership.
+        // The key of the default partition, with full membership.
         assert_eq!((env::pkey_index(), key), (0, 0xffff));
     }
     assert_ne!(key & 0x7fff, 0, "{key:#x}");
@@ -153,7 +153,7 @@ fn advertised_limits_hold() -> Verdict {
     let cq = context.cq_builder(1).build()?;
     let qp =
         |wr, sge| pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(wr).max_send_sge(sge).build();
-    // Some devices have room for more than they say: in some queues, or where requests are small.
+    // Some devices grant more than they advertise: in some queues, or for small requests.
     assert!(qp(1, limits.max_sge.saturating_mul(16)).is_err());
     qp(1, limits.max_sge)?;
     assert!(qp(limits.max_qp_wr.saturating_mul(64), 1).is_err());
@@ -178,7 +178,7 @@ fn device_and_discovery_agree() -> Verdict {
         assert_eq!(attr.atomic_cap, AtomicCap::DEVICE);
         assert_eq!((attr.timestamp_mask, attr.core_clock_khz), (None, None));
         assert_eq!((attr.rss_caps, attr.max_dm_size), (None, 0));
-        // Since Linux 6.15, never of the whole address space.
+        // Since Linux 6.15 soft-RoCE has it, but not for the whole address space.
         if let Some(odp) = attr.odp_caps {
             assert!(odp.rc.contains(OdpOps::SEND | OdpOps::READ) && !odp.implicit, "{odp:?}");
             assert!(odp.xrc.is_empty(), "{odp:?}");

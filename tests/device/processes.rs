@@ -1,4 +1,4 @@
-//! Two processes, and what becomes of one when the other dies.
+//! Two processes, and the effects on one when the other dies.
 
 use crate::env;
 use crate::helper::{Helper, config, receive_from, send_to};
@@ -57,7 +57,7 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
     side.expect_failure(1, WcStatus::WR_FLUSH_ERR)?;
     side.expect_failure(2, WcStatus::WR_FLUSH_ERR)?;
     assert_eq!(side.qp.query()?.state, QpState::ERR);
-    // The survivor starts afresh with another peer.
+    // The survivor connects to another peer.
     side.reset()?;
     let mut helper = Helper::start()?;
     helper.connect(env::device().name(), &mut side)?;
@@ -69,7 +69,7 @@ fn killed_peer_leaves_nothing() -> Verdict {
     let before = env::resources()?;
     {
         let (mut side, mut helper, remote) = start()?;
-        // In the middle of it: sends without a receive at the peer, and writes to its memory.
+        // The peer dies amid sends without a receive, and writes to its memory.
         let sges = [side.sge(0..100_000)];
         for wr_id in 0..8 {
             side.send(SendWr::write(remote, &sges).id(wr_id).signaled())?;

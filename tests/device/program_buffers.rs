@@ -1,5 +1,5 @@
 //! A program lends memory that it registered itself, and gets its own values back.
-#![allow(unsafe_code, reason = "the promise of the trait is the point")]
+#![allow(unsafe_code, reason = "the test implements the unsafe trait")]
 
 use crate::lent::{Half, pair};
 use crate::pattern;
@@ -65,7 +65,7 @@ fn pages_carry_messages() -> Verdict {
         let mut batch = b.qp.recv_batch()?;
         batch.push(theirs.page(round as usize % 4), round)?;
         batch.ring()?;
-        // The content comes by way of a buffer and a read, which writes into the page.
+        // A read of a buffer writes the content into the page.
         let source = b.pool.copy(&text).expect("a buffer");
         let mut batch = a.qp.send_batch()?;
         batch.push(SendWr::read(source.remote(), &[]), ours.page(1), 1)?;

@@ -1,4 +1,4 @@
-//! Queue pairs without a peer: what they are granted, their states, what may be posted when.
+//! Queue pairs without a peer: their granted sizes, their states, and the requests that each state takes.
 
 use crate::env;
 use crate::pair::{Config, PATIENCE, Pair};
@@ -10,14 +10,14 @@ use uverbs::{
 };
 
 trials![
-    grants_at_least_what_was_asked,
+    grants_at_least_the_requested_sizes,
     queue_pair_starts_in_reset,
     queue_pair_numbers_are_unique,
     missing_attribute_is_named,
     superfluous_attribute_is_named,
     impossible_transition_is_refused,
     refused_transition_changes_nothing,
-    query_returns_what_was_set,
+    query_returns_the_attributes_that_were_set,
     queue_pair_works_again_after_reset,
     posting_in_the_wrong_state_is_refused,
     split_parts_join_again,
@@ -43,7 +43,7 @@ fn init(qp: &QueuePair) -> Verdict {
     Ok(qp.modify(&attr)?)
 }
 
-fn grants_at_least_what_was_asked() -> Verdict {
+fn grants_at_least_the_requested_sizes() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let cq = context.cq_builder(16).build()?;
@@ -131,7 +131,7 @@ fn refused_transition_changes_nothing() -> Verdict {
     assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
     init(&qp)?;
     assert_eq!((qp.state(), qp.query()?.state), (QpState::INIT, QpState::INIT));
-    // The library lets this pass: only the kernel knows that GID 255 is empty.
+    // The library accepts this: only the kernel knows that GID 255 is empty.
     let attr = QpAttr::new()
         .state(QpState::RTR)
         .path(AddressVector::global(env::port(), 255, Gid([1; 16])))
@@ -146,7 +146,7 @@ fn refused_transition_changes_nothing() -> Verdict {
     Ok(())
 }
 
-fn query_returns_what_was_set() -> Verdict {
+fn query_returns_the_attributes_that_were_set() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     for (side, peer) in [(&pair.a, &pair.b), (&pair.b, &pair.a)] {
         let info = side.qp.query()?;

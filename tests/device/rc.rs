@@ -77,7 +77,7 @@ fn immediate_data_arrives() -> Verdict {
         assert_eq!((received.imm, received.byte_len), (Some(imm), 100));
         b.check(0..100, seed);
     }
-    // Without immediate data there is none.
+    // A message without immediate data shows none.
     b.recv(1, 0..100)?;
     let sges = [a.sge(0..100)];
     a.send(SendWr::send(&sges))?;
@@ -169,7 +169,7 @@ fn writes_reach_the_peers_memory() -> Verdict {
         a.expect(seed, WcOpcode::WRITE)?;
         b.check(offset..offset + length, seed);
     }
-    // The peer takes no notice of it.
+    // The peer has no completion of it.
     b.expect_silence()
 }
 
@@ -323,7 +323,7 @@ fn full_send_queue_refuses_until_a_completion() -> Verdict {
     assert!(capacity >= a.qp.caps().max_send_wr);
     let depth = capacity.min(b.qp.recv_batch()?.room());
     let sges = [a.sge(0..8)];
-    // More rounds than slots, so that the end of the queue is met everywhere.
+    // More rounds than slots, so that the queue wraps at every position.
     for round in 0..2 * u64::from(capacity) {
         for n in 0..depth {
             b.recv(n.into(), 0..8)?;
@@ -372,7 +372,7 @@ fn too_many_entries_are_refused() -> Verdict {
     let sges = vec![pair.b.sge(0..1); recv as usize + 1];
     assert_eq!(pair.b.recv_into(1, &sges), Err(PostError::TooManySge { max: recv }));
     pair.message(1, 10)?;
-    // As many as were granted are taken.
+    // The granted number is accepted.
     let to = vec![pair.b.sge(0..1); recv as usize];
     pair.b.recv_into(1, &to)?;
     let from = vec![pair.a.sge(0..1); (recv.min(send)) as usize];
@@ -412,7 +412,7 @@ fn fence_waits_for_reads() -> Verdict {
 
 fn shared_completion_queue_for_two_pairs() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    // A second queue pair on the queue of the first, which is busy meanwhile.
+    // A second queue pair on the queue of the first, which is in use meanwhile.
     let second = pair.b.pd.qp_builder(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     pair.message(1, 100)?;
     drop(second);
@@ -431,7 +431,7 @@ fn dropped_pair_leaves_no_completions() -> Verdict {
     for n in 0..3 {
         pair.a.expect(n, WcOpcode::SEND)?;
     }
-    // All three have completed at b, too, and are not polled.
+    // All three have completed at b, too, without a poll.
     let replacement = pair.b.pd.qp_builder(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     drop(std::mem::replace(&mut pair.b.qp, replacement));
     pair.b.expect_silence()
@@ -449,15 +449,15 @@ fn messages_between_two_devices_arrive() -> Verdict {
     Ok(())
 }
 
-/// The kernel takes write(2) only from the process that opened the file, so soft-RoCE's doorbell
-/// goes by ioctl.
+/// The kernel takes write(2) only from a process with the credentials that opened the file, so that
+/// soft-RoCE's doorbell goes by ioctl.
 fn doorbells_work_after_a_change_of_credentials() -> Verdict {
     env::node()?;
     let mut pair = Pair::new(Config::rc())?;
     let write = |pair: &Pair| rustix::io::write(&pair.a.context, &[0; 8]).unwrap_err();
     assert_ne!(write(&pair), Errno::ACCESS);
     pair.message(1, 100)?;
-    // The same numbers, but credentials of their own.
+    // The same user and group, but new credentials in the kernel.
     nix::unistd::setgid(nix::unistd::getgid())?;
     assert_eq!(write(&pair), Errno::ACCESS);
     for seed in 2..5 {
@@ -528,7 +528,7 @@ fn only_its_own_thread_domain_rings_a_batch() -> Verdict {
     let sges = [pair.a.sge(0..100)];
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&sges).id(2).signaled())?;
-    // SAFETY: nothing is sent.
+    // SAFETY: no request is sent.
     let refused = unsafe { batch.ring(&mut other) };
     assert_eq!(refused, Err(RingError::ForeignThreadDomain));
     pair.a.expect_silence()?;

@@ -26,7 +26,7 @@ fn again(pair: &mut Pair) -> Verdict {
     pair.connect()
 }
 
-/// Sends requests that are never answered, because the peer is reset.
+/// Sends requests that get no answer, because the peer is reset.
 fn send_without_answer(side: &mut Side, count: u64) -> Verdict {
     side.fill(0..8, 1);
     for wr_id in 0..count {
@@ -48,7 +48,7 @@ fn reset_of_every_type_at_every_ring_position() -> Verdict {
     Ok(())
 }
 
-/// rxe would send requests that it wiped: empty writes, which a peer that allows none fails.
+/// rxe would send the requests that it cleared, as empty writes, which a peer without that right answers with an error.
 fn unfinished_sends_are_forgotten() -> Verdict {
     let mut config = Config { access: Access::LOCAL_WRITE, timeout: 20, ..Config::rc() };
     config.depth = 8;
@@ -77,7 +77,7 @@ fn unfinished_receives_are_forgotten() -> Verdict {
                 pair.b.recv(700 + n, 4096..8192)?;
             }
             again(&mut pair)?;
-            // The message finds the receive that was posted for it, not one of those.
+            // The message finds the receive that was posted for it, not one from before the reset.
             pair.message(round, 1000)?;
             pair.b.check_poison(4096..8192);
         }
@@ -93,7 +93,7 @@ fn completions_are_discarded() -> Verdict {
             pair.b.recv(wr_id, 0..64)?;
             pair.a.send(SendWr::send(&[]).id(wr_id).signaled())?;
         }
-        // The last send is acknowledged, so everything is in the queues.
+        // The last send is acknowledged, so that all completions are in the queues.
         for wr_id in 0..4 {
             pair.a.expect(wr_id, WcOpcode::SEND)?;
         }
@@ -144,7 +144,7 @@ fn failed_pair_works_after_reset() -> Verdict {
     Ok(())
 }
 
-/// The second time there is something to drain, which never ends.
+/// The second time the queue has requests to drain, which never end.
 fn drained_pair_works_after_reset() -> Verdict {
     drainable()?;
     let mut pair = Pair::new(Config { timeout: 20, ..Config::rc() })?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 static RESULTS: Mutex<Vec<Case>> = Mutex::new(Vec::new());
 
-/// A test under way. One that ends without a word has panicked.
+/// A test under way. If it is dropped without a result, the test has panicked.
 pub(crate) struct Running {
     name: String,
     since: Instant,

@@ -1,5 +1,5 @@
-//! Tests that change the machine: links that come and go, network namespaces. They run as root, in
-//! the lab only, as do tests of raw packets and flow rules, which need capabilities.
+//! Tests that change the machine: links that come and go, network namespaces. They run as root, in the lab only, as do
+//! tests of raw packets and flow rules, which need capabilities.
 
 pub(crate) mod cable;
 pub(crate) mod cm;
@@ -31,7 +31,7 @@ trials![
     wrong_links_are_refused,
     removed_device_does_not_open_its_successor,
     removal_waits_for_the_last_file_or_takes_the_device_away,
-    what_is_lent_comes_back_when_the_link_goes,
+    lent_memory_comes_back_when_the_link_goes,
     program_works_again_when_its_link_comes_back,
     port_events_follow_the_link,
     devices_in_two_network_namespaces_connect,
@@ -40,7 +40,7 @@ trials![
 /// The one port of a software device.
 const PORT: u32 = 1;
 
-/// Skips unless links can be made and removed here.
+/// Skips unless this machine can make and remove soft-RoCE links.
 fn links() -> Verdict {
     env::lab()?;
     let rxe = env::device().driver() == Some(DriverId::RXE);
@@ -57,7 +57,7 @@ fn ip(arguments: &str) -> Verdict {
     Err(Stop::fail(format!("ip {arguments}: {why}")))
 }
 
-/// A network interface of this test's own, removed with what stands on it.
+/// A network interface of this test's own, removed with the devices on it.
 struct Interface(&'static str);
 
 impl Interface {
@@ -118,7 +118,7 @@ fn wrong_links_are_refused() -> Verdict {
     let _interface = Interface::dummy("uvt3", "10.77.3.1/24")?;
     let device = env::device();
     let refusal = |name, kind, netdev| link::add_link(name, kind, netdev).unwrap_err().errno();
-    // A taken name is noticed on an interface that is free, else the interface is first.
+    // The kernel notices a taken name only on a free interface: it checks the interface first.
     assert_eq!(refusal(device.name(), "rxe", "uvt3"), Errno::NFILE);
     let _link = Link::add("uvt_rxe", "uvt3")?;
     assert_eq!(refusal("uvt_other", "rxe", "uvt3"), Errno::EXIST);
@@ -147,8 +147,7 @@ fn removed_device_does_not_open_its_successor() -> Verdict {
     Ok(())
 }
 
-/// The longest that a removal takes which does not wait for open files. One that waits takes
-/// longer.
+/// The longest time of a removal that does not wait for open files. One that waits takes longer.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
@@ -185,7 +184,7 @@ fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     Err(Stop::Skip(Capability::Disassociate, "the removal waits for the last file".into()))
 }
 
-/// Whether links of software go while files of them are open; else their removal waits.
+/// Whether soft-RoCE links can be removed while files of them are open; otherwise the removal waits.
 fn links_go_at_once(interface: &str) -> Verdict<bool> {
     let _link = Link::add("uvt_rxe", interface)?;
     let context = Context::open(&Device::by_name("uvt_rxe")?)?;
@@ -200,8 +199,8 @@ fn links_go_at_once(interface: &str) -> Verdict<bool> {
     Ok(at_once)
 }
 
-/// As on a device that is pulled out: every request ends, and lent memory comes back.
-fn what_is_lent_comes_back_when_the_link_goes() -> Verdict {
+/// As with a device that is pulled out: every request ends, and lent memory comes back.
+fn lent_memory_comes_back_when_the_link_goes() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt5", "10.77.5.1/24")?;
     let why = "the removal waits for the last file";
@@ -227,7 +226,7 @@ fn program_works_again_when_its_link_comes_back() -> Verdict {
             let _ = sender.send(step);
         })
     });
-    // A program that failed says no further step; its reason follows.
+    // A program that failed reports no further step; its error follows.
     let reached = |step| steps.recv_timeout(PATIENCE) == Ok(step);
     if reached(Step::AtWork) {
         link::remove_link("uvt_rxe")?;
@@ -244,7 +243,7 @@ fn port_events_follow_the_link() -> Verdict {
     let _interface = Interface::dummy("uvt2", "10.77.2.1/24")?;
     let _link = Link::add("uvt_rxe", "uvt2")?;
     let context = Context::open(&Device::by_name("uvt_rxe")?)?;
-    // The events of setting up have been read.
+    // Reads the events of the setup.
     while context.next_event(Some(Duration::from_millis(200)))?.is_some() {}
     for (state, kind, after) in [
         ("down", EventType::PORT_ERR, PortState::DOWN),
@@ -266,7 +265,7 @@ fn port_events_follow_the_link() -> Verdict {
     Ok(())
 }
 
-/// The other end of a cable, by the index that the kernel links it with.
+/// The other end of a veth pair, by its index in sysfs.
 fn other_end(interface: &str) -> Verdict<String> {
     let index = fs::read_to_string(format!("/sys/class/net/{interface}/iflink"))?;
     for entry in fs::read_dir("/sys/class/net")? {
@@ -302,7 +301,7 @@ impl Namespaces {
     const NEAR: &str = "10.77.3.1";
     const FAR: &str = "10.77.3.2";
 
-    /// Skips where nothing arrives in another namespace.
+    /// Skips if no message arrives in another namespace.
     fn connected() -> Verdict<Namespaces> {
         links()?;
         ip("link add uvt3 type veth")?;

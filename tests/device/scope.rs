@@ -1,4 +1,4 @@
-//! Requests on borrowed memory: nothing is returned to its owner while a device may touch it.
+//! Requests on borrowed memory: no memory returns to its owner while a device may access it.
 
 use crate::capability::Capability;
 use crate::env;
@@ -31,7 +31,7 @@ fn borrowed_memory_of_every_kind_is_returned() -> Verdict {
     let mut inbox = b.pool.take().expect("a buffer");
     let mut region = a.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     region.copy_from(0, &pattern::bytes(2, 700))?;
-    // Memory of the stack, which is not registered.
+    // Unregistered memory on the stack.
     let mut local = [0u8; 1500];
     let received = b.qp.scope(&mut b.cq, |receiver| {
         let received = receiver.recv(&mut inbox)?;
@@ -73,7 +73,7 @@ fn a_panic_waits_for_the_requests() -> Verdict {
     }));
     let payload = ended.map(drop).expect_err("it panicked");
     assert_eq!(payload.downcast_ref::<&str>(), Some(&"as planned"));
-    // The request was over before the panic went on, and so nothing changes any more.
+    // The request had ended before the panic continued, so that the memory changes no more.
     assert!(local.iter().all(|byte| *byte == 7), "the read was waited for");
     local.fill(1);
     std::thread::sleep(SILENCE);
@@ -93,7 +93,7 @@ fn a_silent_peer_is_cut_off() -> Verdict {
         matches!(&scoped, Err(ScopeError::Cancelled { value: Ok(()), ending: Ending::Flushed }));
     assert!(called_off, "{scoped:?}");
     inboxes.iter_mut().for_each(|inbox| inbox.fill(1));
-    // What the peer sends now goes nowhere.
+    // A message that the peer sends now reaches no memory.
     let mut batch = b.qp.send_batch()?;
     let mut text = b.pool.take().expect("a buffer");
     text.fill(0xff);
@@ -104,7 +104,7 @@ fn a_silent_peer_is_cut_off() -> Verdict {
     Ok(())
 }
 
-/// As a panic does, without its message.
+/// Unwinds as a panic does, without its message.
 fn unwind() -> ! {
     resume_unwind(Box::new("as planned"))
 }
@@ -134,7 +134,7 @@ fn a_panic_with_a_silent_peer_cuts_it_off() -> Verdict {
     assert_eq!(regions()?, before, "what was borrowed is registered no more");
     local.fill(1);
     inboxes.iter_mut().for_each(|inbox| inbox.fill(1));
-    // What the peer sends now goes nowhere.
+    // A message that the peer sends now reaches no memory.
     let mut text = b.pool.take().expect("a buffer");
     text.fill(0xff);
     let mut batch = b.qp.send_batch()?;
@@ -166,7 +166,7 @@ fn requests_to_a_killed_peer_end() -> Verdict {
         let (_, outcome) = scope.wait(read)?;
         Ok::<_, Stop>(outcome.status)
     })??;
-    // It may have been quicker; else its memory, its queue pair or its answers are missed first.
+    // The request may have succeeded; otherwise the peer's memory, queue pair or answers went first.
     let known = [
         WcStatus::SUCCESS,
         WcStatus::REM_ACCESS_ERR,
@@ -238,7 +238,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
     b.scope(&mut b_cq, |receiver| {
         let received = receiver.recv(&mut inbox)?;
         a.scope(&mut a_cq, |sender| {
-            // A scope waits for no request that the other token did not ring.
+            // The scope refuses the other token, as it could not wait for the request.
             let refused = sender.post(SendWr::send(&[]), &text, &mut other);
             assert_eq!(refused.map(drop), Err(PostError::Ring(RingError::ForeignThreadDomain)));
             let sent = sender.post(SendWr::send(&[]), &text, &mut td)?;
@@ -253,7 +253,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
         Ok::<_, Stop>(())
     })??;
     pattern::check(&local, 1);
-    // The token rings before a panic and after it as well.
+    // The token rings before and after a panic.
     let ended = catch_unwind(AssertUnwindSafe(|| {
         a.scope(&mut a_cq, |scope| {
             local.fill(0);
@@ -271,7 +271,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
     Ok(())
 }
 
-/// Scopes that return, that unwind, and whose requests are called off, each with a region of its own.
+/// Scopes that return, that unwind, and whose requests are aborted, each with a region of its own.
 fn rounds_leave_nothing() -> Verdict {
     const KINDS: [ObjectKind; 4] = [ObjectKind::QP, ObjectKind::CQ, ObjectKind::MR, ObjectKind::PD];
     leaks::rounds_of(env::rounds(50, 1000), &KINDS, |context| {

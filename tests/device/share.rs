@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 trials![
     two_importers_use_one_context,
-    silent_importer_delays_nobody_else,
+    silent_importer_does_not_delay_others,
     importers_and_exporter_killed_in_any_order_leave_nothing,
 ];
 
@@ -43,9 +43,9 @@ impl Program {
         Ok(Program { process, lines })
     }
 
-    /// An exporter for so many, once it listens.
+    /// Starts an exporter for this number of clients, and waits until it listens.
     fn serve(socket: &Path, clients: u32) -> Verdict<Program> {
-        // The command line knows no other.
+        // The command line uses the first partition key only.
         env::first_pkey()?;
         let device = env::device();
         let clients = clients.to_string();
@@ -60,7 +60,7 @@ impl Program {
         Program::start(&["use", "-g", &index, "--text", text], socket)
     }
 
-    /// Its next line, which must hold `words`.
+    /// Its next line, which must contain `words`.
     #[track_caller]
     fn hear(&mut self, words: &str) -> Verdict<String> {
         let mut line = String::new();
@@ -99,7 +99,7 @@ impl Drop for Program {
     }
 }
 
-/// A place of this test's own; nothing is there.
+/// A path of this test's own, without a file.
 fn socket(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("uverbs-share-{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
@@ -123,8 +123,8 @@ fn two_importers_use_one_context() -> Verdict {
     env::settles(&idle)
 }
 
-/// One client connects and does nothing; the others are served meanwhile.
-fn silent_importer_delays_nobody_else() -> Verdict {
+/// One client connects and does nothing; the server serves the others meanwhile.
+fn silent_importer_does_not_delay_others() -> Verdict {
     let idle = env::resources()?;
     let socket = socket("silent");
     let mut server = Program::serve(&socket, 2)?;
@@ -154,7 +154,7 @@ fn importers_and_exporter_killed_in_any_order_leave_nothing() -> Verdict {
             user.kill()?;
         }
         if !exporter_first {
-            // Their objects are on the exporter's file, and go with it.
+            // The importers' objects are on the exporter's file, and go with it.
             server.kill()?;
         }
         env::settles(&idle)?;

@@ -1,5 +1,5 @@
-//! Contexts and objects that processes share. Exporter and importer are programs of their own: a
-//! forked child would inherit what an importer must be told.
+//! Contexts and objects that processes share. Exporter and importer are separate programs: a forked child would inherit
+//! facts that an importer has to receive.
 
 use crate::capability::Capability;
 use crate::census::{census, registers};
@@ -83,7 +83,7 @@ fn files_without_a_context_are_refused() -> Verdict {
     assert_eq!(errno(reader), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/proc/self/exe")?.into()), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/dev/null")?.into()), Errno::NODEV);
-    // A device node without an established context.
+    // An open device node without a context of the kernel.
     env::node()?;
     let name = env::device().uverbs_name().expect("a device that was opened").to_owned();
     let node =
@@ -126,7 +126,7 @@ fn context_file_is_taken_from_a_process_by_pidfd() -> Verdict {
     let (text, sent) = partner.hear_with("exported")?;
     let sent = sent.ok_or_else(|| Stop::fail("no file came along"))?;
     let words: Vec<&str> = text.split(' ').collect();
-    // Its files are its own affair; the first that is a file of the device is the one.
+    // The test tries the partner's descriptors: the first one of the device is the context's.
     let pid = Pid::from_raw(partner.id()? as i32).expect("a process");
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     let number = rustix::fs::fstat(&sent)?.st_rdev;
@@ -165,7 +165,7 @@ fn memory_of_the_exporter_is_reached() -> Verdict {
     // Objects that the partner only forgot are still there.
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [exporter.region.handle()]);
     partner.dismiss()?;
-    // Nor did it leave what it rang.
+    // Nor did it leave the doorbell pages that it rang.
     assert_eq!(registers(&exporter.context)?, doorbells);
     Ok(())
 }
@@ -186,7 +186,7 @@ fn eight_importers_at_once() -> Verdict {
             exporter.fill(2 * at * EACH, EACH, 100 * round + at as u64)?;
             exporter.fill((2 * at + 1) * EACH, EACH, 99)?;
         }
-        // Each question goes to all before the first answer is waited for.
+        // Each command goes to all partners before the test waits for the first answer.
         for (at, partner) in partners.iter_mut().enumerate() {
             partner.tell(&format!("pd {pd}"))?;
             partner.tell(&format!("mr {mr}"))?;
@@ -231,8 +231,7 @@ fn ownership_moves_to_the_importer() -> Verdict {
     Ok(())
 }
 
-/// Both believe that the region is theirs to destroy: the second finds it gone, and frees its memory
-/// nevertheless.
+/// Both processes believe that they own the region: the second finds it destroyed, and frees its memory nevertheless.
 fn region_destroyed_by_both_frees_its_memory_once() -> Verdict {
     let exporter = Exporter::new()?;
     let mut one = exporter.partner()?;
@@ -254,7 +253,7 @@ fn keys_end_with_the_destroyed_region() -> Verdict {
     assert_eq!(partner.ask("copy 0 4096 100", "copied")?, "0");
     let sent = exporter.region.export()?;
     exporter.region.destroy()?;
-    // The keys name nothing any more.
+    // The keys name no memory any more.
     let status: u32 = partner.ask("copy 0 4096 100", "copied")?.parse()?;
     assert_ne!(status, WcStatus::SUCCESS.0);
     let request = format!("mr {}", print(&sent));
@@ -282,7 +281,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     let other = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory)?;
     assert_eq!(other.handle(), handle, "the handle was not reused");
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::STALE));
-    // It is not destroyed for the one that was meant, either.
+    // Nor does a stale envelope destroy the new object.
     let destroy = format!("foreign {}", print(&sent));
     assert_eq!(partner.ask(&destroy, "refused find_foreign")?, refusal(Errno::STALE));
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [handle]);
@@ -305,7 +304,7 @@ fn envelopes_of_other_contexts_are_refused() -> Verdict {
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::XDEV));
     let request = format!("pd {}", print(&here.region.export()?));
     assert_eq!(partner.ask(&request, "refused import_pd")?, refusal(Errno::INVAL));
-    // The envelope and the file must be of one device.
+    // The envelope and the file must belong to one device.
     let mut other = Partner::start()?;
     other.tell_with(&format!("import {}", print(&here.pd.export()?)), &here.context.share()?)?;
     assert_eq!(other.hear("refused import_device")?, refusal(Errno::INVAL));
@@ -331,7 +330,7 @@ fn foreign_queues_are_destroyed() -> Verdict {
     let qp = exporter.pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let srq = exporter.pd.srq_builder(8).build()?;
     let mut partner = exporter.partner()?;
-    // They are looked at first.
+    // The importer queries them first.
     let sent_srq = print(&srq.export()?);
     let state = |state: uverbs::QpState| state.0.to_string();
     let ask = format!("foreign-state {}", print(&qp.export()?));
@@ -362,7 +361,7 @@ fn foreign_queues_are_destroyed() -> Verdict {
     assert_eq!(gone, refusal(Errno::NOENT));
     partner.ask(&format!("foreign {sent_cq}"), "destroyed")?;
     assert_eq!(census(&exporter.context)?[2..4], [0, 0]);
-    // Their owner notices when it asks, and drops them in peace.
+    // Their owner notices with a query, and can drop them.
     assert!(qp.query().is_err());
     drop((qp, cq));
     assert_eq!(exporter.context.leaked(), 0);
@@ -381,8 +380,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
     partner.ask("flood", "flooding")?;
     std::thread::sleep(SILENCE);
     partner.kill()?;
-    // The file is still open, so the partner's queues are still there; the exporter can destroy
-    // them.
+    // The file is still open, so that the partner's queues are still there; the exporter can destroy them.
     let left = census(&exporter.context)?;
     assert_eq!(left[2..4], [1, 2], "{left:?}");
     for kind in [ObjectKind::QP, ObjectKind::CQ] {
@@ -407,7 +405,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
     assert_eq!(again.ask("copy 0 8192 4096", "copied")?, "0");
     exporter.check(8192, 4096, 7)?;
     again.kill()?;
-    // This time only the kernel destroys them, when the file is closed.
+    // This time the kernel destroys them, when the file is closed.
     drop(exporter);
     env::settles(&idle)
 }
@@ -415,7 +413,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
 /// The objects that a partner exported.
 type Import = (Context, Imported<ProtectionDomain>, Imported<MemoryRegion<u8, Foreign>>);
 
-/// Lets a partner export, and imports what it has.
+/// Has a partner export, and imports its objects.
 fn imported(partner: &mut Partner) -> Verdict<Import> {
     partner.tell(&format!("export {BYTES} {}", env::device().name()))?;
     let (text, file) = partner.hear_with("exported")?;
@@ -541,7 +539,7 @@ fn events_arrive_where_the_object_was_made() -> Verdict {
     assert_eq!(answer, "event");
     partner.ask("announce", "announced")?;
     assert_eq!(exporter.context.try_next_event()?, None, "it is not the exporter's");
-    // And the other way round.
+    // The exporter's events arrive at the exporter.
     assert_eq!(raise_limit(&exporter.context, &exporter.pd)?, "event");
     partner.ask("quiet", "quiet")?;
     Ok(())
@@ -554,7 +552,7 @@ fn without_files_nothing_is_imported() -> Verdict {
     let before = std::fs::read_dir("/proc/self/fd")?.count();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let mut imports = 0;
-    // The import needs a file of its own for events, which is one too many.
+    // The import needs another file, for events, which exceeds the limit.
     let file = exporter.context.share()?;
     let lowest = file.as_fd().as_raw_fd() as u64 + 1;
     setrlimit(Resource::RLIMIT_NOFILE, lowest, hard)?;
@@ -565,21 +563,21 @@ fn without_files_nothing_is_imported() -> Verdict {
     let error = refused.unwrap_err();
     assert_eq!((error.errno(), imports), (Errno::MFILE, 0), "{error}");
     assert_eq!(std::fs::read_dir("/proc/self/fd")?.count(), before, "open files");
-    // With room again, all is well.
+    // With room for files again, the import succeeds.
     Context::import_exported(exporter.context.share()?, &told)?;
     Ok(())
 }
 
 /// The kernel lists as many handles as fit into 16 bits of length; imports work beyond.
 fn more_handles_than_the_kernel_lists() -> Verdict {
-    // Where domains are the firmware's they take their time: there, a list of a few pages will do.
+    // Protection domains of firmware are slow to make: there, a list of a few pages is enough.
     let many = if env::device().driver() == Some(DriverId::RXE) { 16_500 } else { 300 };
     let exporter = Exporter::new()?;
     let mut domains = Vec::with_capacity(many);
     for _ in 0..many {
         match exporter.context.alloc_pd() {
             Ok(pd) => domains.push(pd),
-            // A device with fewer has nothing that could not be listed.
+            // A device with fewer domains can list all of them.
             Err(_) => break,
         }
     }
@@ -588,7 +586,7 @@ fn more_handles_than_the_kernel_lists() -> Verdict {
     partner.import(&exporter.context)?;
     let handle: u32 = partner.ask(&format!("pd {}", print(&last.export()?)), "pd")?.parse()?;
     assert_eq!(handle, last.handle());
-    // Regions are few, so that one that is gone is noticed.
+    // The kernel can list the few regions, so that a destroyed one is noticed.
     let gone = exporter.region.export()?;
     drop(exporter.region);
     let request = format!("mr {}", print(&gone));

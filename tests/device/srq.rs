@@ -14,7 +14,7 @@ trials![
     limit_beyond_the_queue_is_refused,
     resize_keeps_the_limit,
     resize_below_the_limit_is_refused,
-    resize_keeps_what_was_posted,
+    resize_keeps_posted_receives,
     full_queue_refuses_more,
     too_many_entries_are_refused,
     dropped_batch_leaves_no_trace,
@@ -46,7 +46,7 @@ fn zero_wqes_are_refused() -> Verdict {
 
 fn limit_is_queried_back() -> Verdict {
     let mut pair = Pair::new(Config { srq: true, ..Config::rc() })?;
-    // Some devices look at once whether there are as many.
+    // Some devices check at once that as many receives are posted.
     for wr_id in 0..8 {
         pair.b.recv(wr_id, 0..8)?;
     }
@@ -94,7 +94,7 @@ fn resize_below_the_limit_is_refused() -> Verdict {
     Ok(())
 }
 
-fn resize_keeps_what_was_posted() -> Verdict {
+fn resize_keeps_posted_receives() -> Verdict {
     let mut pair = Pair::new(Config { srq: true, ..Config::rc() })?;
     for round in 0..3 {
         for n in 0..6 {
@@ -117,7 +117,7 @@ fn resize_keeps_what_was_posted() -> Verdict {
     Ok(())
 }
 
-/// Entries that are never received into.
+/// Scatter entries that no message is received into.
 fn nowhere(count: usize) -> Vec<Sge> {
     vec![Sge { addr: 0, length: 8, lkey: uverbs::Lkey(0) }; count]
 }

@@ -1,5 +1,5 @@
-//! A raw packet queue pair with memory, on a port whose hardware address is known. Rules decide
-//! which packets it receives.
+//! A raw packet queue pair with memory, on a port whose hardware address is known. Flow rules
+//! choose its packets.
 
 use crate::capability::Capability;
 use crate::env;
@@ -19,7 +19,7 @@ use uverbs::{
 
 /// Room for one frame.
 pub(crate) const ROOM: usize = 2048;
-/// Frames that fit into the memory: the first place is for those that are sent.
+/// Frames that fit into the memory: the first place is for sends.
 pub(crate) const PLACES: usize = 8;
 /// Requests of each queue.
 pub(crate) const DEPTH: u32 = 16;
@@ -43,7 +43,7 @@ pub(crate) struct Station {
     pub(crate) context: Context,
     pub(crate) mac: Mac,
     port: u32,
-    /// Where the next receive goes.
+    /// The place of the next receive.
     next: usize,
 }
 
@@ -101,7 +101,7 @@ impl Station {
         self.memory.sge(range).expect("the range is within the memory")
     }
 
-    /// Writes bytes to where sends come from.
+    /// Writes bytes into the place for sends.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         self.memory.copy_from(0, bytes).expect("a frame has room");
     }
@@ -115,7 +115,7 @@ impl Station {
         unsafe { batch.ring() }.map_err(PostError::Ring)
     }
 
-    /// Sends a request and waits until it is gone.
+    /// Posts a send and waits for its completion.
     #[track_caller]
     pub(crate) fn send_wr(&mut self, wr: SendWr<'_>) -> Verdict {
         self.post(wr.id(1).signaled())?;
@@ -134,7 +134,7 @@ impl Station {
         }
     }
 
-    /// Sends a frame out of the memory.
+    /// Sends a frame from the memory.
     #[track_caller]
     pub(crate) fn send(&mut self, frame: &[u8]) -> Verdict {
         self.put(frame);
@@ -231,7 +231,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 /// The hardware address of a device's port.
 fn mac(device: &Device, port: u32) -> Verdict<Mac> {
     if env::on_fabric() {
-        // The interface is in no directory; its first GID is made of the address.
+        // The fabric's interface is not in sysfs; the port's first GID is made from its address.
         let first = Context::open(device)?.query_gid(port, 0)?.gid.0;
         return Ok([first[8] ^ 2, first[9], first[10], first[13], first[14], first[15]]);
     }

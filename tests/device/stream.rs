@@ -37,7 +37,7 @@ fn messages_come_in_order_and_end() -> Verdict {
         sender.await?;
         assert!(!inbox.is_terminated());
         b.qp.abort()?;
-        // The error is told once, and then the stream is over.
+        // The stream reports the error once, and then ends.
         let end = next(&mut inbox).await.expect("an end").expect_err("nothing was sent");
         assert_eq!(end.kind, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
         assert!(inbox.is_terminated());

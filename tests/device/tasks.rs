@@ -22,7 +22,7 @@ pub(crate) fn runtime(threads: usize) -> Verdict<Runtime> {
     Ok(builder.worker_threads(threads.max(1)).enable_all().build()?)
 }
 
-/// Runs a test, which must be over in time.
+/// Runs a test, which must end in time.
 pub(crate) fn run(threads: usize, test: impl Future<Output = Verdict>) -> Verdict {
     run_for(2 * PATIENCE, threads, test)
 }
@@ -73,7 +73,7 @@ impl Half {
 pub(crate) fn connected(one: &Half, other: &Half) -> Verdict {
     let here = one.qp.endpoint(&gid(&one.context)?)?;
     let there = other.qp.endpoint(&gid(&other.context)?)?;
-    // Machines that emulate others let an acknowledgement wait: half a second in all is too little.
+    // A busy emulated machine can delay an acknowledgement by more than half a second in all.
     let options = env::handshake_options().timeout(16);
     one.qp.handshake(&there, &options)?;
     Ok(other.qp.handshake(&here, &options)?)
@@ -85,7 +85,7 @@ pub(crate) fn pair() -> Verdict<(Half, Half)> {
     Ok((one, other))
 }
 
-/// Sends what comes back to where it came from, `count` times.
+/// Sends each received message back, `count` times.
 pub(crate) async fn echo_back(half: &Half, count: usize) -> Verdict {
     let mut inbox = half.qp.inbox(&half.pool, 8);
     for _ in 0..count {
@@ -107,7 +107,7 @@ pub(crate) async fn ask(half: &Half, count: usize) -> Verdict {
     Ok(())
 }
 
-/// Polls both to their end.
+/// Polls both futures to their end.
 pub(crate) async fn both(
     one: impl Future<Output = Verdict>,
     other: impl Future<Output = Verdict>,

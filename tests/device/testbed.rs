@@ -1,8 +1,8 @@
-//! How the device under test is connected: port, MTU, partition key, partner. It is looked at before the
-//! first test, and the first lines of a run say it.
+//! The connection of the device under test: port, MTU, partition key, partner. It is examined before the first test,
+//! and the first lines of a run describe it.
 //!
-//! A fault that would make every test fail ends the run, with what to do. What makes tests skip is a line of
-//! its own. Both come before the line that describes the device.
+//! A fault that would make every test fail ends the run, with the remedy. Each reason to skip tests is a line of its
+//! own. Both come before the line that describes the device.
 
 use crate::env;
 use crate::pair::{Config, Pair};
@@ -13,19 +13,19 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::OnceLock;
 use uverbs::{Context, Device, Errno, LinkLayer, Mtu, PortAttr, PortState, WcStatus};
 
-/// Memory in bytes that a test may lock: what most distributions let a user lock.
+/// Bytes that a test may lock: the usual limit of a user in most distributions.
 const LOCKED: u64 = 8 << 20;
 /// The bit of `CAP_IPC_LOCK`, which lifts that limit.
 const CAP_IPC_LOCK: u32 = 14;
 /// The bit of a partition key of a full member; limited members cannot send to each other.
 const FULL_MEMBER: u16 = 0x8000;
 
-/// An active port, and how queue pairs are connected through it.
+/// An active port, and the attributes of connections through it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) port: u32,
     pub(crate) layer: LinkLayer,
-    /// The MTU that connections have. The partner may have a smaller one than the port.
+    /// The MTU of connections: the smaller of the port's and the partner's.
     pub(crate) mtu: Mtu,
     pub(crate) pkey_index: u16,
     pub(crate) pkey: u16,
@@ -61,8 +61,7 @@ impl Link {
     }
 }
 
-/// The index of a partition key and the key. Ethernet has the default partition alone, and a sandbox may not
-/// show any.
+/// The index of a partition key, and the key. Ethernet has the default partition only, and a sandbox may show none.
 fn partition(context: &Context, port: u32, attr: &PortAttr, peer: Option<u16>) -> (u16, u16) {
     const DEFAULT: (u16, u16) = (0, 0xffff);
     if attr.link_layer == LinkLayer::ETHERNET {
@@ -77,11 +76,11 @@ fn partition(context: &Context, port: u32, attr: &PortAttr, peer: Option<u16>) -
     keys().find(same).or_else(|| keys().find(full)).or_else(|| keys().next()).unwrap_or(DEFAULT)
 }
 
-/// The port that the device under test is tested at.
+/// The port of the device under test that the tests use.
 pub(crate) fn link() -> &'static Link {
     static LINK: OnceLock<Link> = OnceLock::new();
     LINK.get_or_init(|| {
-        // Both are known from now on, also where the device is not shown any more.
+        // Both results are cached, for sandboxes that do not show the device.
         env::waits_for_receives();
         let context = Context::open(&env::device()).expect("the device under test opens");
         own_link(&context).expect("a port of the device under test is active")
@@ -94,13 +93,13 @@ fn own_link(context: &Context) -> Result<Link, String> {
         Ok(text) => Some(text.parse().map_err(|_| format!("UVERBS_TEST_PORT={text}: no number"))?),
     };
     let own = Link::of(context, wanted, None)?;
-    // What cannot be had of the partner is said when it is looked at.
+    // A fault of the partner is reported when the partner is examined.
     let there = named_second().ok().and_then(|device| Context::open(&device).ok());
     let there = there.and_then(|context| Link::of(&context, None, Some(own.pkey)).ok());
     Ok(Link { mtu: there.map_or(own.mtu, |there| there.mtu.min(own.mtu)), ..own })
 }
 
-/// The port of a context, of whichever device.
+/// The port of a context, of any device.
 pub(crate) fn link_of(context: &Context) -> Verdict<Link> {
     if env::name() == context.device().name() {
         return Ok(*link());
@@ -113,7 +112,7 @@ fn named_second() -> Result<Device, String> {
     Device::by_name(&env::second_name()?).map_err(|error| error.to_string())
 }
 
-/// The device at the other end of the cable, if a message arrives there, or the reason why there is none.
+/// The device at the other end of the cable, if a message arrives there, or the reason that there is none.
 pub(crate) fn second() -> &'static Result<Device, String> {
     static SECOND: OnceLock<Result<Device, String>> = OnceLock::new();
     SECOND.get_or_init(|| {
@@ -158,7 +157,7 @@ pub(crate) fn has_capability(bit: u32) -> bool {
     bits.is_some_and(|bits| bits >> bit & 1 == 1)
 }
 
-/// The first lines of a run, or the fault that keeps it from running.
+/// The first lines of a run, or the fault that prevents it.
 pub(crate) fn look() -> Result<String, String> {
     let device = env::find()?;
     let context = Context::open(&device).map_err(|error| refusal(&device, &error))?;
@@ -212,7 +211,7 @@ pub(crate) fn look() -> Result<String, String> {
     Ok(lines.join("\n"))
 }
 
-/// Why the device under test does not open, with what the error does not say: the permissions of its node.
+/// The reason that the device under test does not open: the error, and the permissions of its node.
 fn refusal(device: &Device, error: &uverbs::Error) -> String {
     let path = format!("/dev/infiniband/{}", device.uverbs_name().unwrap_or_default());
     match std::fs::metadata(&path) {

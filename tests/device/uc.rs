@@ -44,7 +44,7 @@ fn writes_reach_the_peers_memory() -> Verdict {
         let sges = [a.sge(0..length)];
         let remote = b.remote(0);
         b.recv_into(1, &[])?;
-        // A write completes when it is sent; the message after it says that it arrived.
+        // A write completes when it is sent; the message after it shows that it arrived.
         a.send_all(&[
             SendWr::write(remote, &sges).id(seed).signaled(),
             SendWr::send(&[]).id(9).signaled(),
@@ -105,7 +105,7 @@ fn truncated_message_does_not_break_the_sender() -> Verdict {
     let sges = [a.sge(0..200)];
     a.send(SendWr::send(&sges).id(2).signaled())?;
     a.expect(2, WcOpcode::SEND)?;
-    // Nothing is written beyond the receive, however the message ends.
+    // No byte is written beyond the receive, whichever way the message ends.
     let deadline = std::time::Instant::now() + crate::pair::SILENCE;
     while std::time::Instant::now() < deadline {
         if let Some(done) = crate::pair::poll(&mut b.cq)? {

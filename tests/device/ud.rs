@@ -33,7 +33,7 @@ trials![
     multicast_needs_a_multicast_gid,
 ];
 
-/// Bytes before the payload.
+/// Bytes of the global route header before the payload.
 const GRH: usize = 40;
 
 fn is_ethernet() -> bool {
@@ -78,7 +78,7 @@ fn send_along(pair: &mut Pair, vector: &AddressVector) -> Verdict<Done> {
 fn header_names_both_gids() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     if !is_ethernet() {
-        // Within a subnet a datagram may do without the header, whose place stays free.
+        // Within an InfiniBand subnet a datagram may have no GRH; its place in the buffer stays unused.
         let near = pair.b.address().vector(&pair.a);
         let received = send_along(&mut pair, &near)?;
         assert!(!received.grh, "{received:?}");
@@ -89,7 +89,7 @@ fn header_names_both_gids() -> Verdict {
     let header = pair.b.read(0..GRH);
     let (a, b) = (pair.a.gid.gid, pair.b.gid.gid);
     if let (IpAddr::V4(from), IpAddr::V4(to)) = (a.ip(), b.ip()) {
-        // An IPv4 header stands in the second half.
+        // An IPv4 header is in the second half of the room.
         assert_eq!(header[20] >> 4, 4, "{header:02x?}");
         assert_eq!(header[32..36], from.octets(), "{header:02x?}");
         assert_eq!(header[36..40], to.octets(), "{header:02x?}");
@@ -205,7 +205,7 @@ fn bad_address_vectors_are_refused() -> Verdict {
         AddressVector { global: by_index(table.min(255)), ..good },
     ];
     if is_ethernet() {
-        // There are no local identifiers.
+        // Ethernet has no LIDs.
         bad.push(AddressVector::local(env::port(), 1));
     } else {
         pd.create_ah(&AddressVector::local(env::port(), good.dlid))?;
@@ -218,8 +218,8 @@ fn bad_address_vectors_are_refused() -> Verdict {
         assert!(error.message().contains("port"), "{error}");
     }
     if is_ethernet() {
-        // No host has this address (a documentation prefix), and no route leads there. On InfiniBand nobody is
-        // asked.
+        // No host has this address (a documentation prefix), and no route leads there. On InfiniBand the kernel asks
+        // for no neighbour.
         let nobody = Gid::from("2001:db8::1".parse::<Ipv6Addr>().expect("an address"));
         let global = good.global.map(|global| GlobalRoute { dgid: nobody, ..global });
         assert!(pd.create_ah(&AddressVector { global, ..good }).is_err());
@@ -239,10 +239,10 @@ fn address_handles_come_and_go() -> Verdict {
     })
 }
 
-/// How many numbers of address handles rxe deals before it begins anew.
+/// The number of address handles that rxe numbers before the numbers repeat.
 const RXE_HANDLES: u64 = 32767;
 
-/// A path that leads elsewhere than to `side`, if there is another device.
+/// A path to another device than that of `side`, if there is one.
 fn elsewhere(side: &Side) -> Verdict<AddressVector> {
     let own = loopback(&side.context)?;
     let Ok(device) = env::second() else { return Ok(own) };
@@ -252,8 +252,8 @@ fn elsewhere(side: &Side) -> Verdict<AddressVector> {
     Ok(AddressVector { dlid: other.dlid, global, ..own })
 }
 
-/// While the queue is drained, the datagram waits in it, and the kernel must not destroy its handle. The
-/// soak goes on until every number of an address handle is dealt once more.
+/// While the queue is drained, the datagram waits in it, and the kernel must not destroy its handle. A soak goes on
+/// until every number of an address handle has been used again.
 fn dropped_address_handle_stays_while_its_datagram_waits() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     let drains = env::drainable().is_ok();
@@ -311,9 +311,9 @@ fn address_handles_are_dropped_while_datagrams_are_sent() -> Verdict {
 /// A group of this test run's own.
 struct Group {
     gid: Gid,
-    /// On Ethernet 0.
+    /// The group's LID; 0 on Ethernet.
     lid: u16,
-    /// The IP membership that lets the network stack pass the group's packets: verbs only tell the device.
+    /// The IP membership, without which the network stack drops the group's packets: verbs reach only the device.
     _socket: Option<UdpSocket>,
 }
 
@@ -361,8 +361,8 @@ impl Group {
     }
 }
 
-/// Skips tests whose datagrams would be dropped: on InfiniBand a subnet manager makes groups, and only the lab's
-/// switch delivers to others.
+/// Skips tests whose datagrams would be dropped: on InfiniBand a subnet manager has to make a group, and only the lab's
+/// switch delivers to other groups.
 fn delivers_to_groups() -> Verdict {
     let delivers = is_ethernet() || std::env::var("UVERBS_LAB").is_ok();
     require(delivers, Capability::Multicast, "the subnet manager did not make the group")
@@ -421,7 +421,7 @@ fn multicast_membership_holds_the_queue_pair() -> Verdict {
     let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(qp);
-    // The membership keeps the kernel's queue pair until it ends itself.
+    // The membership keeps the kernel's queue pair until the membership ends.
     assert_eq!(context.handles(ObjectKind::QP)?.len(), 1);
     drop(membership);
     assert_eq!(context.handles(ObjectKind::QP)?.len(), 0);

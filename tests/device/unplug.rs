@@ -1,9 +1,7 @@
-//! A program whose device is taken away while it works on it: this program once more, which does
-//! everything at the same time, says so, waits until it is told that the device is gone, and looks
-//! at what every call answers then.
+//! A program whose device is removed while it works on it: this program once more. It does everything at the same time,
+//! reports that, waits for the events that the device is gone, and checks the answers of every call then.
 //!
-//! Pairs with the lab, which takes the device away: a test cannot pull its own, unless it is a link of
-//! software.
+//! Pairs with the lab, which removes the device: a test cannot remove its own, unless it is a soft-RoCE link.
 
 mod lending;
 #[cfg(feature = "tokio")]
@@ -29,10 +27,10 @@ use uverbs::{
 /// The argument of a program whose device under test is taken away.
 const UNPLUG: &str = "--unplug";
 
-/// How long the workers have to begin. One that has not begun by then fails by itself.
+/// The longest time until all workers have begun. A later one fails by itself.
 const START: Duration = Duration::from_secs(30);
 
-/// Runs as that program, if it was started for it.
+/// Runs as that program, if this process was started as one.
 pub(crate) fn run() -> Option<ExitCode> {
     if std::env::args().nth(1).as_deref() != Some(UNPLUG) {
         return None;
@@ -49,7 +47,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     })
 }
 
-/// A worker that has yet to begin. It drops this once it works, or when it fails before.
+/// A worker that has not begun yet. The worker drops this when it works, or fails before.
 struct Awaited(Arc<AtomicUsize>);
 
 impl Awaited {
@@ -137,7 +135,7 @@ pub(crate) fn lent_meanwhile(device: &Device, remove: impl FnOnce() -> Verdict) 
     })
 }
 
-/// Waits until everybody has begun, or is late.
+/// Waits until all workers have begun, or are late.
 fn begun(awaited: &AtomicUsize) {
     let deadline = Instant::now() + START;
     while awaited.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
@@ -158,8 +156,8 @@ fn joined<'s>(
     Ok(())
 }
 
-/// Posts and polls all the time. Memory answers, so nothing of it fails: requests stop completing
-/// or end with an error, and then the queue is full.
+/// Posts and polls all the time. As memory still answers, no post fails: requests stop completing, or complete with an
+/// error, until the queue is full.
 fn traffic(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
     let pd = context.alloc_pd()?;
@@ -212,8 +210,8 @@ fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     };
     round()?;
     drop(awaited);
-    // Between the moment in which the device falls silent and the one in which the driver lets go,
-    // commands fail in the driver's own ways.
+    // Between the time at which the device falls silent and that at which the driver removes it, commands fail with
+    // errors of the driver.
     let mut failure = None;
     while !over.load(Ordering::Relaxed) {
         if let Err(error) = round() {
@@ -232,7 +230,7 @@ fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     none_leaked(&context)
 }
 
-/// Sleeps until a completion is announced, which is never.
+/// Waits for a completion event, which never comes.
 fn channel(device: &Device, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
     let channel = context.create_comp_channel()?;
@@ -242,20 +240,20 @@ fn channel(device: &Device, awaited: Awaited) -> Verdict {
     gone("wait", channel.wait(None))?;
     gone("wait again", channel.wait(Some(Duration::from_secs(1))))?;
     gone("try_next", channel.try_next())?;
-    // Arming is a store.
+    // Arming is a store, and cannot fail.
     cq.req_notify(Notify::Next)?;
     drop((channel, cq));
     none_leaked(&context)
 }
 
-/// Sleeps until it is told that the device is gone.
+/// Waits for the event that the device is gone.
 fn events(device: &Device, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
     drop(awaited);
     while let Some(event) = context.next_event(None)? {
         if event.kind == EventType::DEVICE_FATAL {
-            // The driver says so as often as it finds that the device failed, and the kernel when
-            // it is gone.
+            // The driver raises the event each time that it finds the device failed, and the kernel when the device is
+            // gone.
             loop {
                 match context.next_event(None) {
                     Ok(Some(event)) if event.kind == EventType::DEVICE_FATAL => {}
@@ -276,7 +274,7 @@ fn none_leaked(context: &Context) -> Verdict {
     }
 }
 
-/// Makes one of each, and answers what to do with them when the device is gone.
+/// Makes one object of each kind, and returns the checks for the time after the device is gone.
 fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let context = Context::open(device)?;
     let pd = context.alloc_pd()?;
@@ -293,7 +291,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let (page, bell) = (var.map()?, uar.map()?);
     page.ring_u32(0, 1)?;
     Ok(move || {
-        // Memory is ours, and mappings lead nowhere.
+        // Memory belongs to the process, and mapped pages reach no device.
         memory.write_at(0, 5)?;
         assert_eq!(memory.read_at(0), Some(5));
         page.ring_u32(0, 2)?;
@@ -303,7 +301,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         gone("query_device", context.query_device())?;
         gone("query_port", context.query_port(port))?;
         gone("query_port_speed", context.query_port_speed(port))?;
-        // The kernel goes on listing, and nothing is there.
+        // The kernel still lists objects, and there are none.
         assert!(context.handles(ObjectKind::PD)?.is_empty());
         gone("modify", qp.modify(&QpAttr::new().state(QpState::ERR)))?;
         gone("query", qp.query())?;
@@ -318,8 +316,8 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         gone("open_xrcd", context.xrcd_builder().build())?;
         gone("Var::alloc", Var::alloc(&context, VarKind::Virtio))?;
         gone("Uar::alloc", Uar::alloc(&context, UarKind::NonCached))?;
-        // The kernel has destroyed everything, so to destroy it is no error, one by one or by
-        // dropping it; registers that were lent still come back.
+        // The kernel has destroyed all objects, so that their destruction is no error, one by one or by drop; lent
+        // registers still come back.
         drop(owner);
         context.alloc_td()?;
         qp.destroy()?;

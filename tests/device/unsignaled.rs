@@ -1,4 +1,4 @@
-//! The memory of unsignaled requests comes back with the completion of a later one, whatever becomes of it.
+//! The memory of unsignaled requests comes back with the completion of a later one, whichever way that ends.
 
 use crate::env;
 use crate::lent::{DEPTH, Half, pair};
@@ -10,9 +10,9 @@ use uverbs::{Access, QpAttr, QpState, SendWr, WcOpcode, WcStatus};
 trials![
     one_completion_gives_back_all_requests_before_it,
     many_rounds_wrap_the_queue,
-    a_failure_gives_back_what_was_before_it,
+    a_failure_gives_back_the_requests_before_it,
     flushed_requests_come_back_once,
-    closing_gives_back_what_no_completion_followed,
+    closing_gives_back_requests_without_a_later_completion,
     visits_show_each_request,
 ];
 
@@ -46,7 +46,7 @@ fn one_completion_gives_back_all_requests_before_it() -> Verdict {
     let mut written = vec![0; parts * 64];
     theirs.copy_to(0, &mut written)?;
     pattern::check(&written, 1);
-    // An unsignaled read tells how many bytes it brought.
+    // An unsignaled read reports its number of bytes.
     let mut batch = a.qp.send_batch()?;
     let mut buffer = a.pool.take().expect("a buffer");
     buffer.set_len(parts * 64);
@@ -73,7 +73,7 @@ fn many_rounds_wrap_the_queue() -> Verdict {
     for round in 0..200 {
         let mut batch = a.qp.send_batch()?;
         for _ in 0..=round % 5 {
-            // None is signaled but those that have to be.
+            // The program signals none; the library signals those that have to be.
             let buffer = a.pool.copy(&posted.to_ne_bytes()).expect("a buffer");
             let wr = SendWr::write(theirs.remote(0)?, &[]);
             match batch.push_unsignaled(wr, buffer, posted) {
@@ -109,7 +109,7 @@ fn many_rounds_wrap_the_queue() -> Verdict {
 }
 
 /// The peer refuses the third request of five. It has a completion of its own, although it is unsignaled.
-fn a_failure_gives_back_what_was_before_it() -> Verdict {
+fn a_failure_gives_back_the_requests_before_it() -> Verdict {
     env::access_errors()?;
     let (mut a, b) = pair()?;
     let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
@@ -159,7 +159,7 @@ fn flushed_requests_come_back_once() -> Verdict {
     Ok(())
 }
 
-fn closing_gives_back_what_no_completion_followed() -> Verdict {
+fn closing_gives_back_requests_without_a_later_completion() -> Verdict {
     let (mut a, b) = pair()?;
     let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     write(&mut a, &theirs, 2, 3)?;

@@ -1,4 +1,4 @@
-//! How a test ends, and how a function becomes a test.
+//! The result of a test, and the functions that make a function a test.
 
 use crate::capability::Capability;
 use crate::env;
@@ -9,12 +9,12 @@ use libtest_mimic::{Completion, Failed, Trial};
 use std::fmt::Display;
 use std::panic::Location;
 
-/// Why a test ended early.
+/// The reason that a test ended early.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The device or the machine lacks what the test is about.
+    /// The device or the machine lacks a capability that the test needs.
     Skip(Capability, String),
-    /// Something answered an error that it should not have.
+    /// A result was wrong.
     Fail(String),
 }
 
@@ -36,12 +36,12 @@ impl Stop {
     }
 }
 
-/// Skips the test unless the device has something.
+/// Skips the test unless the device has the capability.
 pub(crate) fn require(has: bool, capability: Capability, why: &str) -> Verdict {
     if has { Ok(()) } else { Err(Stop::Skip(capability, why.into())) }
 }
 
-/// Skips the test if the answer is that this is not supported; other errors fail it.
+/// Skips the test if the error is "not supported"; other errors fail it.
 #[track_caller]
 pub(crate) fn supported<T>(answer: uverbs::Result<T>, capability: Capability) -> Verdict<T> {
     match answer {
@@ -67,7 +67,7 @@ fn judged(stop: Stop) -> Stop {
 pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> Trial {
     // The crate is called `device`, after the test target.
     let module = module.strip_prefix("device::").unwrap_or(module);
-    // One is called as a word of the language.
+    // One module is named by a keyword of Rust.
     let module = module.strip_prefix("r#").unwrap_or(module);
     let name = format!("{module}::{name}");
     Trial::ignorable_test(name.clone(), move || {
@@ -85,7 +85,7 @@ pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> 
             }
             Err(Stop::Fail(why)) => {
                 running.ended(Ending::Failed(why.clone()));
-                // libtest-mimic prints this at the end, which a run that breaks off never reaches.
+                // libtest-mimic prints this at the end of the run, which an aborted run never reaches.
                 eprintln!("{name}: {why}");
                 Err(Failed::from(why))
             }

@@ -1,4 +1,4 @@
-//! Ends the whole run when one test hangs in a system call, where no deadline of its own reaches.
+//! Ends the whole run when one test hangs in a system call, which its own deadlines cannot interrupt.
 
 use crate::results;
 use std::process;
@@ -8,23 +8,22 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than any test may take, or any part of one that tells of its parts.
+/// Longer than any test may take, or any part of a test that reports progress.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Longer than any test may take that does.
+/// Longer than any test with reports of progress may take.
 const MOST: Duration = Duration::from_secs(600);
 
 thread_local! {
-    /// Parts that are done of the test that this thread runs.
+    /// The completed parts of the test on this thread.
     static DONE: Arc<AtomicU64> = Arc::default();
 }
 
-/// Tells of progress, on the test's own thread: a test of many parts takes its time where the machine has
-/// other things to do.
+/// Reports progress, on the test's own thread: a test of many parts takes longer on a busy machine.
 pub(crate) fn progress() {
     DONE.with(|done| done.fetch_add(1, Ordering::Relaxed));
 }
 
-/// Calls the watchdog off when dropped.
+/// Stops the watchdog when it is dropped.
 pub(crate) struct Guard(#[expect(dead_code, reason = "its end is the message")] Sender<()>);
 
 /// Watches the test `name`, which this thread runs, for as long as the guard lives.

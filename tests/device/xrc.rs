@@ -1,5 +1,5 @@
-//! XRC: domains by file and without, initiators, targets, and shared receive queues that senders
-//! name.
+//! XRC: domains with a file and without, initiators, targets, and shared receive queues that
+//! senders name.
 
 #[cfg(feature = "tokio")]
 pub(crate) mod futures;
@@ -73,7 +73,7 @@ impl Drop for Name {
     }
 }
 
-/// The receiving half of a connection and what it delivers to.
+/// The receiving half of a connection, and the queues that it delivers to.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) target: XrcTarget,
@@ -122,7 +122,7 @@ impl Receiver {
 fn post(srq: &mut SharedReceiveQueue, wr_id: u64, sges: &[uverbs::Sge]) -> Verdict {
     let mut batch = srq.batch()?;
     batch.push(RecvWr::new(sges).id(wr_id))?;
-    // SAFETY: memory of a receiver is only copied from and to, and goes after its queues.
+    // SAFETY: the program only copies from and to a receiver's memory, which is dropped after its queues.
     unsafe { batch.ring()? };
     Ok(())
 }
@@ -187,7 +187,7 @@ fn devices_without_xrc_say_so() -> Verdict {
     }
 }
 
-/// Without a file the flags mean nothing.
+/// Without a file the flags have no effect.
 fn domains_without_a_file_are_private() -> Verdict {
     let context = context()?;
     let flags = [OFlags::empty(), OFlags::CREATE, OFlags::EXCL, OFlags::CREATE | OFlags::EXCL];
@@ -213,7 +213,7 @@ fn opening_the_domain_of_a_new_file_needs_create() -> Verdict {
     for flags in [OFlags::CREATE, OFlags::CREATE | OFlags::EXCL] {
         let domain = context.xrcd_builder().file(&file).raw_flags(flags.bits()).build()?;
         domain.destroy()?;
-        // It was the last.
+        // It was the last user of the domain.
         let error = context.xrcd_builder().file(&file).build().unwrap_err();
         assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
     }
@@ -222,7 +222,7 @@ fn opening_the_domain_of_a_new_file_needs_create() -> Verdict {
 
 fn file_names_one_domain_in_every_context() -> Verdict {
     let context = context()?;
-    // The file's domain is the device's, whichever context opens it.
+    // The file names one domain of the device, in every context.
     let other = env::open()?;
     let name = Name::new("some");
     let file = name.create()?;
@@ -343,7 +343,7 @@ fn contradictory_requests_are_refused() -> Verdict {
     let posted = {
         let mut batch = rc.send_batch()?;
         let pushed = batch.push(SendWr::send(&[]).to_srq(receiver.number()));
-        // SAFETY: nothing was taken into the batch, and it would name no memory.
+        // SAFETY: the batch took no request, and the request would name no memory.
         pushed.and_then(|()| unsafe { batch.ring() }.map_err(PostError::Ring))
     };
     assert_eq!(posted, Err(PostError::SrqNumber));
@@ -385,7 +385,7 @@ fn messages_reach_a_queue_by_its_number() -> Verdict {
             one.expect(round % 3, one.target.qpn(), round, 2000)?;
         }
     }
-    // Inline data, and a number on the side.
+    // Inline data, and immediate data.
     one.recv(1, 4096, 64)?;
     let text = pattern::bytes(3, 48);
     let number = one.number();
@@ -428,7 +428,7 @@ fn reads_writes_and_atomics_complete() -> Verdict {
     assert_eq!(u64::from_ne_bytes(word), 42);
     sender.memory.copy_to(0, &mut word)?;
     assert_eq!(u64::from_ne_bytes(word), 40);
-    // A write with a number on the side consumes a receive of the queue that it names.
+    // A write with immediate data consumes a receive of the queue that it names.
     receiver.recv(1, 4096, 64)?;
     sender.send(SendWr::write_imm(remote, &sges, 9).signaled().to_srq(number))?;
     expect(&mut sender)?;
@@ -472,7 +472,7 @@ fn targets_are_opened_by_their_number() -> Verdict {
     }
     let private = elsewhere.xrcd_builder().build()?;
     assert_eq!(private.open_target(opened.qpn()).unwrap_err().errno(), Errno::INVAL);
-    // It outlives the context that made it, and goes on delivering.
+    // The target outlives the context that made it, and still delivers.
     let fresh = receiver.xrcd.create_target()?;
     let old = std::mem::replace(&mut receiver.target, fresh);
     old.destroy()?;
@@ -509,7 +509,7 @@ fn events_go_to_the_creator_of_a_target() -> Verdict {
     };
     let source = EventSource::Qp(receiver.target.key());
     assert_eq!((event.kind, event.source), (EventType::QP_ACCESS_ERR, source));
-    // Some devices tell, too, that no more receives will be taken; the error comes once.
+    // Some devices also report that no more receives will be consumed; the error comes once.
     while let Some(event) = context.try_next_event()? {
         assert_eq!((event.kind, event.source), (EventType::QP_LAST_WQE_REACHED, source));
     }
@@ -528,7 +528,7 @@ fn busy_domains_are_not_closed() -> Verdict {
     let envelope = xrcd.export()?;
     let (xrcd, error) = xrcd.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
-    // The kernel says so, too.
+    // The kernel refuses it, too.
     for _ in 0..2 {
         let (_, error) = heir::destroy(context.foreign(&envelope)?).unwrap_err().into_parts();
         assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
@@ -536,7 +536,7 @@ fn busy_domains_are_not_closed() -> Verdict {
     drop(srq);
     assert!(heir::destroy(context.foreign(&envelope)?).is_err(), "a target is left");
     let qpn = target.qpn();
-    // Another opening of the domain has nothing of its own, and may go.
+    // Another handle of the domain has no objects of its own, and may be closed.
     let other = context.xrcd_builder().file(&file).build()?;
     other.destroy()?;
     let other = context.xrcd_builder().file(&file).build()?;
@@ -552,8 +552,8 @@ fn busy_domains_are_not_closed() -> Verdict {
     Ok(())
 }
 
-/// A queue is destroyed while completions of it are in a queue that others use, too; the next queue
-/// may be known by the same index.
+/// A queue is destroyed while completions of it are in a completion queue that others use, too. The
+/// next queue may get the same index.
 fn destroyed_queues_complete_nothing() -> Verdict {
     let context = context()?;
     let mut receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
@@ -625,7 +625,7 @@ fn next_of(cq: &mut OwnedCompletionQueue<u32>) -> Verdict<OwnedCompletion<u32>> 
     }
 }
 
-/// Two queues of one completion queue take what each was sent, one after the other.
+/// Two shared receive queues of one completion queue get their own messages, one after the other.
 fn owned_receives_give_their_memory_back() -> Verdict {
     let context = context()?;
     let pd = context.alloc_pd()?;
@@ -673,7 +673,7 @@ fn owned_receives_give_their_memory_back() -> Verdict {
         assert_eq!(&buffer[..filled], text.as_bytes());
     }
     assert_eq!((pool.idle(), cq.unmatched()), (14, 0));
-    // Destroying a queue frees what it was lent, and makes room in the completion queue.
+    // The destruction of a queue frees its lent memory, and makes room in the completion queue.
     for _ in 0..40 {
         queues.clear();
         assert_eq!((pool.idle(), context.leaked()), (16, 0));

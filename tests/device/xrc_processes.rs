@@ -48,7 +48,7 @@ fn target_outlives_the_process_that_made_it() -> Verdict {
         receiver.ask(&format!("xrc-check {seed} 3000"), "checked")?;
     }
     receiver.dismiss()?;
-    // Now no context has it open.
+    // Now no context has the domain open.
     let sges = [sender.memory.sge(..8)?];
     sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
     assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
@@ -88,8 +88,8 @@ fn sender_notices_a_killed_receiver() -> Verdict {
         let number = SrqNumber(number.parse()?);
         let mut sender = Sender::new(&context)?;
         let from = sender.qp.endpoint(&gid(&context)?)?;
-        // Target and memory are on one file, of which the kernel destroys what is newest first: the
-        // target is silent before anything else goes.
+        // Target and memory are on one file, of which the kernel destroys the newest objects first:
+        // the target falls silent before any other object goes.
         let to = receiver.ask(&format!("xrc-connect {}", print(&from)), "target")?;
         env::handshake(&sender.qp, &parse(&to, &from)?)?;
         sender.message(number, 1, 3000)?;
@@ -104,7 +104,7 @@ fn sender_notices_a_killed_receiver() -> Verdict {
         }
         assert_eq!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
         receiver.kill()?;
-        // More than were under way, so that some arrive after the receiver is gone.
+        // More messages than were under way, so that some arrive after the receiver is gone.
         for _ in 0..8 {
             sender.send(write)?;
         }
@@ -128,7 +128,7 @@ pub(crate) struct Half {
 }
 
 impl Half {
-    /// Does what a partner is told.
+    /// Carries out a command of the partner.
     pub(crate) fn obey(&mut self, word: &str, rest: &str) -> Verdict<Option<String>> {
         let fields: Vec<&str> = rest.split(' ').collect();
         let missing = || Stop::fail("there is no receiver yet");

@@ -33,7 +33,7 @@ async fn serve(stage: Stage, channel: AsyncEventChannel, listener: AsyncListener
         let request = listener.next_request().await?;
         let (of_task, channel) = (stage.clone(), channel.clone());
         stage.spawn(async move {
-            // A client that is gone ends it with an error.
+            // A client that leaves ends its task with an error.
             let _ = echo(of_task, channel, request).await;
         });
     }
@@ -45,7 +45,7 @@ async fn echo(stage: Stage, channel: AsyncEventChannel, request: ConnectRequest)
     let accepted = timeout(
         PATIENCE,
         channel.accept(request, &param, |request| {
-            // If the word of the client's confirmation is lost, its first message comes seconds before this returns.
+            // If the client's confirmation is lost, its first message comes seconds before this returns.
             request.init_qp(&qp)?;
             let inbox = qp.inbox(&pool, DEPTH);
             Ok(QpWith(qp, inbox))
@@ -56,7 +56,7 @@ async fn echo(stage: Stage, channel: AsyncEventChannel, request: ConnectRequest)
         let _ = timeout(10 * PATIENCE, connection.disconnected()).await;
     });
     while let Ok(Ok(message)) = timeout(10 * PATIENCE, inbox.next()).await {
-        // A device with an internal error completes nothing any more.
+        // A device with an internal error completes no request any more.
         within(PATIENCE, qp.send(message.buffer)).await.map_err(|_| "a send does not end")??;
     }
     Ok(())
@@ -152,7 +152,7 @@ async fn rounds(
             fates.iter().filter(|(_, fate)| *fate == Fate::Posted).map(|(at, _)| *at).collect();
         while !posted.is_empty() {
             if dice.happens(20) {
-                // No message is lost with the future of a receive.
+                // A dropped future of a receive loses no message.
                 let mut next = Box::pin(inbox.next());
                 let received = timeout(PATIENCE, polls(&mut next, GivingUp::choose(dice))).await;
                 let Some(received) = received.map_err(|_| "no answer")? else { continue };
@@ -171,7 +171,7 @@ async fn rounds(
     Ok(record)
 }
 
-/// An answer: to a message that was posted, and behind those before it.
+/// Checks an answer: it belongs to a posted message, and comes after the answers before it.
 fn take(answer: Vec<u8>, newest: &mut u64, posted: &mut Vec<u64>, record: &mut Vec<u8>) {
     let number = u64::from_le_bytes(*answer.first_chunk().expect("a whole number"));
     assert_eq!(answer, message(number, answer.len()), "the answer to {number}");
@@ -201,7 +201,7 @@ impl Sender {
         let note = |fate| self.fates.lock().expect("no panic").push((number, fate));
         let late = "a send does not end";
         let sent = match dice.below(5) {
-            // Dropped after some polls.
+            // The future is dropped after some polls.
             0 | 1 => match timeout(PATIENCE, polls(&mut op, GivingUp::choose(&mut dice))).await? {
                 Some(sent) => sent,
                 None => {
@@ -209,7 +209,7 @@ impl Sender {
                     return Ok(());
                 }
             },
-            // Begun in one task, and ended in another.
+            // The future begins in one task, and ends in another.
             2 => match within(Duration::ZERO, op).await {
                 Ok(sent) => sent,
                 Err(op) => match tokio::spawn(within(PATIENCE, op)).await {
@@ -221,7 +221,7 @@ impl Sender {
         };
         let mut buffer = sent?.memory;
         assert_eq!(&buffer[..], &bytes[..], "a buffer that came back");
-        // The device is done with it.
+        // The device no longer reads the buffer.
         buffer.fill(0xee);
         note(Fate::Posted);
         Ok(())

@@ -1,4 +1,4 @@
-//! The fabric of a run, its faults, and what has to be true afterwards.
+//! The fabric of a run, its faults, and the checks afterwards.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -16,7 +16,7 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + S
 
 /// The longest that a program may take, in virtual time: longer than all its own timeouts together.
 const DEADLINE: Duration = Duration::from_secs(60 * 60);
-/// How long tasks may take to let go of their objects.
+/// The longest time until tasks have dropped their objects.
 const CLEANING: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Choices of a seed: SplitMix64, independent of the fabric's decisions.
@@ -40,7 +40,7 @@ impl Dice {
         self.next() % bound
     }
 
-    /// Whether something happens that does so in `percent` of all cases.
+    /// True in `percent` of all cases.
     pub(crate) fn happens(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -106,7 +106,7 @@ impl Fault {
         if dice.happens(50) { dice.pick(&harmless) } else { dice.pick(&harmful) }
     }
 
-    /// Whether a reliable connection goes on as if nothing had happened.
+    /// Whether a reliable connection survives the fault.
     pub(crate) fn is_harmless(self) -> bool {
         match self {
             Fault::None
@@ -136,9 +136,9 @@ struct Process {
 pub(crate) struct Stage {
     pub(crate) fabric: Fabric,
     pub(crate) fault: Fault,
-    /// The side that the fault is at.
+    /// The side of the fault.
     pub(crate) side: usize,
-    /// Which of its calls or requests fails.
+    /// The number of the call or request that fails.
     nth: u32,
     processes: Arc<Mutex<[Process; 2]>>,
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
@@ -235,7 +235,7 @@ impl Stage {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 
-    /// Does what the seed chose.
+    /// Causes the fault that the seed chose.
     pub(crate) fn strike(&self) {
         let Some(device) = self.fabric.device(NAMES[self.side]) else { return };
         let process = || {
@@ -264,13 +264,13 @@ impl Stage {
         }
     }
 
-    /// Closes what a fault would have needed.
+    /// Drops the objects that were kept for a fault.
     pub(crate) fn end(&self) {
         self.relieve();
         *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
     }
 
-    /// Ends a fault that passes.
+    /// Ends a temporary fault.
     pub(crate) fn relieve(&self) {
         if let (Fault::Flap, Some(device)) = (self.fault, self.fabric.device(NAMES[self.side])) {
             device.set_link(true);
@@ -294,7 +294,7 @@ impl Stage {
         self.relieve();
     }
 
-    /// How many objects each device has.
+    /// The numbers of objects of each device.
     pub(crate) fn objects(&self) -> Result<String> {
         let devices = devices_on(&self.fabric.system());
         let counts =
@@ -317,8 +317,8 @@ impl Stage {
     }
 }
 
-/// Runs a program in tokio's event loop with a paused clock. A program asserts what it promises, whatever happens; it
-/// returns an error only if the fault broke its connection.
+/// Runs a program in tokio's event loop with a paused clock. A program asserts its promises in every case; it returns
+/// an error only if the fault broke its connection.
 pub(crate) fn play<F: Future<Output = Result<Vec<u8>>>>(
     seed: u64,
     program: impl FnOnce(Stage, Dice) -> F,
@@ -365,11 +365,11 @@ pub(crate) fn play<F: Future<Output = Result<Vec<u8>>>>(
     Ok(stage.record(memory))
 }
 
-/// When a future is given up.
+/// The time at which a future is given up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GivingUp {
     polls: u64,
-    /// In the last of its polls, or when it is woken once more.
+    /// Whether this is at the last of its polls, or when it is woken once more.
     at_once: bool,
 }
 
@@ -379,7 +379,7 @@ impl GivingUp {
     }
 }
 
-/// Polls a future so many times, and gives it up.
+/// Polls a future this number of times, and drops it.
 pub(crate) async fn polls<F: Future + Unpin>(
     future: &mut F,
     GivingUp { mut polls, at_once }: GivingUp,

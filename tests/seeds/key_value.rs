@@ -1,6 +1,6 @@
-//! Values that clients read and write without their server's doing, in one thread that polls and steps the fabric. A
-//! value that is read is whole, and no older than the last write that had ended; a counter has grown by each addition
-//! once; requests of a queue pair end in their order, each gives its memory back, and the peer has what was in it.
+//! Clients read and write values without their server's doing, in one thread that polls and steps the fabric. A value
+//! that a client reads is whole, and no older than the last write that had ended. A counter has grown by each addition
+//! once. The requests of a queue pair end in order, each gives its memory back, and the peer has the written values.
 
 use crate::harness::{Dice, Fault, Record, Result, Stage};
 use std::collections::{BTreeSet, VecDeque};
@@ -35,7 +35,7 @@ enum Kind {
     Write {
         version: u64,
     },
-    /// Of the value of this client, not older than this version.
+    /// A read of this client's value, not older than this version.
     Read {
         of: usize,
         oldest: u64,
@@ -53,16 +53,16 @@ struct Client {
     cq: OwnedCompletionQueue<u64>,
     pd: ProtectionDomain,
     context: Context,
-    /// Posted, in order, by their tags.
+    /// The posted requests in order, with their tags.
     posted: VecDeque<(u64, Kind)>,
     next: u64,
-    /// The version that was posted last.
+    /// The version that the last posted write has.
     newest: u64,
-    /// That of the last write that had ended.
+    /// The version of the last write that has ended.
     written: u64,
     /// The last known value of the swapped word.
     seen: u64,
-    /// The connection failed.
+    /// Whether the connection failed.
     broken: bool,
 }
 
@@ -215,7 +215,7 @@ impl Client {
         Ok(())
     }
 
-    /// Looks at what ended; whether anything did.
+    /// Handles completed requests; returns whether there were any.
     fn poll(
         &mut self,
         newest: &[u64; CLIENTS],
@@ -252,7 +252,7 @@ impl Client {
             }
             known.record.push(if outcome.status == WcStatus::WR_FLUSH_ERR { 1 } else { 2 });
         }
-        // The device is done with it.
+        // The device no longer accesses the buffer.
         buffer.reset();
         buffer.fill(0xee);
     }
@@ -290,7 +290,7 @@ impl Client {
         }
     }
 
-    /// Requests that were posted and will not be asked for.
+    /// Counts the posted requests as unknown, because the client drops them.
     fn forget_posted(&mut self, known: &mut Known) {
         for (_, kind) in self.posted.drain(..) {
             match kind {
@@ -302,7 +302,7 @@ impl Client {
     }
 }
 
-/// Whether a device said that it is gone. Nothing completes then.
+/// Whether a device reported that it is gone. No request completes then.
 fn is_gone(context: &Context) -> bool {
     let mut gone = false;
     loop {
@@ -340,7 +340,7 @@ fn play(stage: &Stage, dice: &mut Dice) -> Result<Vec<u8>> {
     }
     let mut known = Known::default();
     let ended = act(stage, &mut server, &mut clients, &mut known, dice);
-    // Unless the server's device is gone, its memory has what was written.
+    // Unless the server's device is gone, its memory has the written values.
     let words: Vec<u64> =
         (0..server.region.len()).filter_map(|at| server.region.read_at(at)).collect();
     let pools: Vec<_> = clients.iter().map(|client| client.pool.clone()).collect();
@@ -401,7 +401,7 @@ fn act(
             }
             97..99 => {
                 client.qp = None;
-                // Earlier completions are not told.
+                // The queue does not report earlier completions.
                 while client.poll_dropped()? {}
                 client.forget_posted(known);
                 client.connect(server)?;
@@ -422,12 +422,12 @@ fn act(
 }
 
 impl Client {
-    /// Polls a queue whose queue pair was dropped: what comes is of no request.
+    /// Polls a queue whose queue pair was dropped: no completion belongs to a request.
     fn poll_dropped(&mut self) -> Result<bool> {
         Ok(self.cq.poll()?.next().is_some())
     }
 
-    /// Posts a signaled request behind those that are not; whether it could.
+    /// Posts a signaled request after unsignaled ones; returns whether there was room.
     fn push_signaled(&mut self, server: &Server) -> Result<bool> {
         let from = server.region.remote(8 * (VALUES + self.number * WORDS))?;
         let kind = Kind::Read { of: self.number, oldest: self.written };
@@ -460,7 +460,7 @@ impl Client {
             if is_gone(&self.context) {
                 return Err("the device is gone".into());
             }
-            // The requests that are left are not signaled.
+            // The remaining requests are unsignaled.
             assert!(!is_last_signaled, "{:?}: {:?} wait for ever", stage.fault, self.posted);
             is_last_signaled = self.push_signaled(server)?;
             assert!(is_last_signaled, "{:?}: {:?} are left", stage.fault, self.posted);

@@ -1,8 +1,8 @@
 //! Three programs on a fabric with faults, each with many seeds: echo, requests, key and value.
 //!
 //! A seed chooses rates of loss, delay and late events, one fault of the script, and the polls after which futures are
-//! dropped. Each run shows what its program promises; that nothing waits for ever and no object is left on a device;
-//! and that a second run of the seed has the same history and the same memory.
+//! dropped. Each run checks the promises of its program; that no task hangs and no object is left on a device; and that
+//! a second run of the seed has the same history and the same memory.
 //!
 //! `UVERBS_SIM_SEEDS` is the number of seeds of the three programs together; `cargo ci soak seeds` runs 10,000. The
 //! defects that these tests have to find are in `ci/lab/src/host/seeds.rs`.
@@ -37,7 +37,7 @@ fn each_seed(run: impl Fn(u64) -> Result<Record>) {
 }
 
 #[test]
-fn an_echo_is_what_was_sent() {
+fn an_echo_equals_its_message() {
     each_seed(|seed| harness::play(seed, echo::run));
 }
 

@@ -14,21 +14,21 @@ use uverbs::{Context, Handshake, QpType};
 
 const CLIENTS: usize = 2;
 const REQUESTS: u64 = 8;
-/// Requests of a client that wait for their replies.
+/// The number of a client's requests that wait for their replies.
 const ASKING: usize = 4;
 const BYTES: usize = 64;
-/// How long a client waits for a reply. The server never takes half as long.
+/// The longest wait of a client for a reply. The server takes less than half of it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long either side waits for a request of its own to complete: longer than all repetitions.
+/// The longest wait of either side for the completion of a request: longer than all retries.
 const LATE: Duration = Duration::from_secs(120);
 
 /// The server replies.
 const REPLY: u8 = 0;
 const IGNORE: u8 = 1;
-/// It drops the connection.
+/// The server drops the connection.
 const LEAVE: u8 = 2;
 
-/// A request of `asked`, or a reply to it: the number, what is asked, and bytes that follow from both.
+/// A request, or the reply to it: the number, the kind that is asked for, and bytes that depend on both.
 fn message(number: u64, asked: u8, salt: u64) -> [u8; BYTES] {
     let mut bytes = [asked; BYTES];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -78,14 +78,14 @@ impl Server {
         loop {
             let message = match inbox.next().await {
                 Ok(message) => message,
-                // A receive of a shared queue that fails ends no more than its connection, the driver all.
+                // A failed receive of a shared queue ends only its connection; a failed driver ends all.
                 Err(error) if error.memory.is_some() => continue,
                 Err(_) => return,
             };
             let of = message.outcome.qpn;
             let client =
                 lock(&self.qps).iter().position(|qp| qp.as_ref().is_some_and(|qp| qp.qpn() == of));
-            // One that has left.
+            // The client has left.
             let Some(client) = client else { continue };
             let (server, dice) = (self.clone(), dice.fork());
             stage.spawn(async move { server.answer(client, message.buffer, dice).await });
@@ -105,7 +105,7 @@ impl Server {
             return;
         }
         if dice.happens(50) {
-            // The receive has its buffer back before there is a reply.
+            // The buffer goes back to the pool before the reply.
             drop(buffer);
             buffer = loop {
                 match self.pool.take() {
@@ -122,12 +122,12 @@ impl Server {
     }
 }
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Replied,
     TimedOut,
-    /// The caller gave up.
+    /// The caller dropped the future.
     Dropped,
     Broken,
 }
@@ -189,7 +189,7 @@ impl Client {
         let (sender, reply) = oneshot::channel();
         lock(&self.waiting).insert(number, sender);
         let bytes = message(number, asked, REQUEST);
-        // The reply may overtake the completion of its request.
+        // The reply may arrive before the completion of its request.
         let sent = if dice.happens(20) {
             within(LATE, self.qp.send_inline(&bytes[..])).await.is_ok_and(|sent| sent.is_ok())
         } else {
@@ -223,11 +223,11 @@ pub(crate) async fn run(stage: Stage, mut dice: Dice) -> Result<Vec<u8>> {
             std::panic::resume_unwind(error.into_panic());
         }
     }
-    // Answers that are under way.
+    // Waits for answers that are under way.
     sleep(2 * LATE).await;
     assert_eq!(Arc::strong_count(&server), 1);
     drop(server);
-    // The driver finds what had completed.
+    // The driver polls the last completions.
     sleep(Duration::from_secs(1)).await;
     assert_eq!(pool.idle(), pool.count(), "the server's buffers: {:?}", stage.fault);
     assert_eq!(served.leaked(), 0, "{:?}", stage.fault);
@@ -279,14 +279,14 @@ async fn talk(stage: &Stage, server: &Server, dice: &mut Dice) -> Result<Vec<u8>
         ends.push(end as u8);
     }
     let pools: Vec<_> = clients.iter().map(|client| client.pool.clone()).collect();
-    // A device that is gone or failed cannot be asked any more.
+    // A device that is gone or failed takes no command any more.
     let aborted =
         clients.iter().map(|client| client.qp.abort().is_ok()).fold(true, |all, one| all & one);
     assert!(aborted || !stage.fault.is_harmless());
     drop(clients);
     for mut listener in listeners {
         let ended = timeout(LATE, &mut listener).await;
-        // A device in internal error goes to state ERR as the driver asks, and flushes nothing.
+        // A device in internal error sets queue pairs to ERR on command, and flushes no request.
         let flushes = aborted && !matches!(stage.fault, Fault::Fail);
         assert!(ended.is_ok() || !flushes, "{:?}: an inbox does not end", stage.fault);
         listener.abort();

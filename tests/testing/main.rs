@@ -116,7 +116,7 @@ fn a_flag_comes_behind_its_record() {
     each_seed(0..100, |seed| records_arrive_whole(seed, Publisher::publish_in_order));
 }
 
-/// The bug of [`Publisher::publish`].
+/// Finds the bug of [`Publisher::publish`].
 #[test]
 fn some_seeds_find_that_two_queue_pairs_are_not_ordered() {
     let failing = (0..100).filter(|seed| records_arrive_whole(*seed, Publisher::publish).is_err());
@@ -139,8 +139,8 @@ fn a_deadline_of_a_minute_takes_no_time() -> Result<()> {
     Ok(())
 }
 
-/// Whitespace apart, the document shows what is compiled here, and what its seed prints. When the fabric decides
-/// otherwise than before, the first seed that fails is another, and its history goes into the document.
+/// Whitespace apart, the document shows the code that is compiled here, and the output of its seed. If the fabric's
+/// decisions change, another seed is the first that fails, and its history goes into the document.
 #[test]
 fn the_document_is_true() -> Result<()> {
     let document = include_str!("../../docs/TESTING.md");

@@ -1,8 +1,8 @@
-//! A program to be tested: it publishes records in a reader's memory. docs/TESTING.md is about it.
+//! The tested program of docs/TESTING.md: it publishes records in a reader's memory.
 //!
-//! A record is written to the reader, and then a flag with the record's number. The reader looks at the flag in its own
-//! memory, and takes the record when the flag changes. Records go by one queue pair, flags by another, so that no flag
-//! waits behind a large record of another kind.
+//! A record is written to the reader, and then a flag with the record's number. The reader polls the flag in its own
+//! memory, and takes the record when the flag changes. Records use one queue pair, flags another, so that no flag waits
+//! behind a large record of another kind.
 
 use uverbs::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
@@ -14,7 +14,7 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Words of a record, which all are its number.
 pub(crate) const RECORD: usize = 7;
-/// Where the flag is, behind the record.
+/// The place of the flag, behind the record.
 const FLAG: usize = RECORD;
 
 pub(crate) struct Reader {
@@ -32,7 +32,7 @@ impl Reader {
         Ok(Reader { qps: [build()?, build()?], memory, _cq: cq })
     }
 
-    /// The record, if the flag says that it is there.
+    /// The record, if the flag has its number.
     pub(crate) fn take(&self, number: u64) -> Option<Vec<u64>> {
         let flag = self.memory.read_at(FLAG)?;
         (flag == number).then(|| (0..RECORD).filter_map(|at| self.memory.read_at(at)).collect())
@@ -68,8 +68,8 @@ impl Publisher {
         Ok(Publisher { records, flags, cq, pool, _pd: pd })
     }
 
-    /// Publishes a record, with a bug: nothing orders the writes of two queue pairs. That some polls pass between them
-    /// hides it as long as the network loses nothing.
+    /// Publishes a record, with a bug: nothing orders the writes of two queue pairs. The polls between them hide it as
+    /// long as the network loses no message.
     pub(crate) fn publish(&mut self, reader: &Reader, number: u64) -> Result<()> {
         let record = self.pool.copy(&bytes(number, RECORD))?;
         let mut batch = self.records.send_batch()?;
@@ -85,7 +85,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Publishes a record: a reliable connection carries its writes out in their order.
+    /// Publishes a record: a reliable connection carries out its writes in order.
     pub(crate) fn publish_in_order(&mut self, reader: &Reader, number: u64) -> Result<()> {
         let record = self.pool.copy(&bytes(number, RECORD))?;
         let flag = self.pool.copy(&bytes(number, 1))?;

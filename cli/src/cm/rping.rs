@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_is_not_told_what_to_do() {
+    fn control_characters_do_not_reach_a_terminal() {
         assert_eq!(printable(b"a\x1b[2Jb\xff\0c"), "a\u{fffd}[2Jb\u{fffd}");
     }
 }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_what_is_there() {
+    fn text_has_only_the_values_that_the_device_has() {
         let shown: Vec<_> = limits().iter().collect();
         let expected = [("max_qp", "16"), ("caps", "xrc srq_resize"), ("odp_ud", "none")];
         assert_eq!(shown, expected.map(|(name, text)| (name, text.to_owned())));

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_read_is_nothing_known() {
+    fn unreadable_attributes_are_unknown() {
         let ports = ports("no such device", 2);
         assert_eq!(ports.len(), 2);
         assert_eq!(ports[1], PortDescription { port: 2, ..PortDescription::default() });

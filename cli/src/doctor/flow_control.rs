@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ecn_did_is_told() {
+    fn counts_of_ecn_are_reported() {
         let of = |count: Option<u64>| found(|findings| ecn(|_| count, findings)).1;
         assert!(of(Some(0)).contains("ECN is off, or"));
         assert!(of(Some(5)).contains("5 packets came with a mark"));

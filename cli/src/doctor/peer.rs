@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_answers_nothing_is_no_problem() {
+    fn a_silent_peer_is_no_problem() {
         let (level, message, _) = found(4096, 0);
         assert_eq!(level, Level::Note);
         assert!(message.contains("firewall"), "{message}");

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_cannot_disturb_a_terminal() {
+    fn shown_addresses_have_no_control_characters() {
         let error = Address::from_wire(&[0x1b; LENGTH]).unwrap_err().to_string();
         assert!(error.contains(r"\x1b\x1b") && !error.contains('\x1b'), "{error}");
     }

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_sends_a_server_knows() {
+    fn a_server_knows_the_messages_of_its_client() {
         let (mut client, mut server) = pair(3);
         for round in 0..50 {
             for qp in [0, 2, 1] {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_takes_what_other_clients_send() {
+    fn a_server_takes_the_messages_of_other_clients() {
         let (_, mut server) = pair(1);
         let mut plain = vec![PLAIN; SIZE];
         plain[0] = 0;

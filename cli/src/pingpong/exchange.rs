@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_to_connect_to_says_what_to_do() {
+    fn error_without_a_server_has_a_remedy() {
         let (listener, port) = listener();
         drop(listener);
         let (status, text) = status_and_text(connect("127.0.0.1", port, Duration::ZERO, SECOND));

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peers_send_is_known() {
+    fn content_of_messages_of_rdma_core_is_known() {
         let mut sent = vec![PLAIN; 8193];
         assert_eq!(check_plain(&sent, PLAIN), Ok(()));
         for page in [0, 4096, 8192] {

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_is_not_told_what_to_do() {
+    fn control_characters_do_not_reach_a_terminal() {
         let bytes = write("a\x1b[2Jb\n").unwrap();
         assert_eq!(read(&bytes).unwrap(), "a\u{fffd}[2Jb\u{fffd}");
     }

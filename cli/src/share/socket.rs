@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_serves_is_replaced() {
+    fn a_socket_without_a_server_is_replaced() {
         let path = place("stale");
         drop(UnixListener::bind(&path).unwrap());
         let listening = Listening::at(&path).unwrap();

@@ -1,5 +1,5 @@
-//! Many clients, and clients in a hurry: more requests than a listener keeps, and clients that go before they are
-//! answered.
+//! Many clients, and clients with short timeouts: more requests than a listener keeps, and clients that go before the
+//! listener answers.
 
 use super::datagrams;
 use super::{PATIENCE, Service, Side, ask, channel, connect, done, route};
@@ -18,7 +18,7 @@ trials![
 const BACKLOG: u32 = 4;
 const CLIENTS: u64 = 64;
 
-/// Reads the listener's channel, as a program that does not take its requests, until so many requests found no room.
+/// Reads the listener's channel without taking requests, until `count` requests have found no room.
 fn overflow(service: &Service, count: u64) -> Verdict {
     let deadline = Instant::now() + PATIENCE;
     while service.id.overflows() < count {
@@ -32,7 +32,7 @@ fn overflow(service: &Service, count: u64) -> Verdict {
     Ok(())
 }
 
-/// The handshake of a client that still waits; `None` for one that was refused.
+/// The handshake of a client that still waits; `None` for a refused client.
 fn still_waits<P, D>(
     waited: Result<Progress<P, D>, uverbs::cm::ConnectError>,
 ) -> Verdict<Option<P>> {
@@ -48,7 +48,7 @@ fn still_waits<P, D>(
     }
 }
 
-/// Waits until the clients were refused but for those whose requests the listener keeps.
+/// Waits until all clients are refused except those whose requests the listener keeps.
 fn remaining<T>(mut waiting: Vec<T>, look: impl Fn(T) -> Verdict<Option<T>>) -> Verdict<Vec<T>> {
     let deadline = Instant::now() + PATIENCE;
     while waiting.len() > BACKLOG as usize {
@@ -62,7 +62,7 @@ fn remaining<T>(mut waiting: Vec<T>, look: impl Fn(T) -> Verdict<Option<T>>) -> 
     Ok(waiting)
 }
 
-/// Each client has a queue pair: the kernel takes a second request of one for a stale connection.
+/// Each client has a queue pair of its own: the kernel takes a queue pair's second request for a stale connection.
 fn requests_beyond_the_backlog_are_rejected() -> Verdict {
     let before = env::resources()?;
     {
@@ -79,7 +79,7 @@ fn requests_beyond_the_backlog_are_rejected() -> Verdict {
         }
         overflow(&service, CLIENTS - u64::from(BACKLOG))?;
         let waiting = remaining(waiting, |it| still_waits(it.wait(Some(Duration::ZERO))))?;
-        // Those that were kept are there, and there is room again.
+        // The kept requests are there, and taking them makes room again.
         for _ in 0..BACKLOG {
             drop(service.request()?);
         }
@@ -117,7 +117,7 @@ fn datagram_requests_beyond_the_backlog_are_rejected() -> Verdict {
     env::settles(&before)
 }
 
-/// Any server with impatient clients meets such a request, at any step.
+/// A server meets such a request at any step, if clients have short timeouts.
 fn request_of_a_client_that_gave_up_says_so() -> Verdict {
     let (channel, service) = (channel()?, Service::start(BACKLOG)?);
     let param = ConnectParam::new();
@@ -126,7 +126,7 @@ fn request_of_a_client_that_gave_up_says_so() -> Verdict {
         let request = service.request()?;
         drop(connecting);
         let deadline = Instant::now() + PATIENCE;
-        // The word that the client is gone has to arrive; until then there is nothing to notice.
+        // The client's cancellation has to arrive: until then the calls succeed.
         let side = Side::of(&request.context()?)?;
         let noticed = loop {
             match request.init_qp(&side.qp) {

@@ -20,7 +20,7 @@ trials![
     other_queue_pairs_and_port_spaces_are_refused,
 ];
 
-/// Bytes before the payload of a datagram.
+/// Bytes of the global route header before the payload of a datagram.
 const GRH: usize = 40;
 const LENGTH: usize = 64;
 

@@ -28,7 +28,7 @@ trials![
     dropped_futures_leave_nothing,
     end_of_a_connection_wakes_its_tasks,
     datagrams_go_where_the_listener_says,
-    members_of_a_group_receive_what_one_sends,
+    datagrams_of_one_member_reach_all_members,
     dropped_futures_of_datagrams_leave_nothing,
     tasks_share_a_listener,
     a_crowd_of_clients_leaves_nothing,
@@ -39,7 +39,7 @@ fn param() -> ConnectParam {
     ConnectParam::new().rnr_retry(env::rnr_retry())
 }
 
-/// What a worker makes its queue pairs from.
+/// The objects from which a worker makes its queue pairs.
 struct Worker {
     channel: AsyncEventChannel,
     cq: AsyncCompletionQueue,
@@ -102,7 +102,7 @@ impl Worker {
         let buffer = self.pool.take()?;
         let (qp, connection) = self.accept(request).await?;
         let message = qp.recv(buffer).await?;
-        // The peer closes as soon as it has the answer, which soft-RoCE may then leave without acknowledgement.
+        // The peer closes when it has the answer; soft-RoCE may then send no acknowledgement for it.
         tokio::select! {
             sent = qp.send(message.memory) => {
                 sent?;
@@ -171,7 +171,7 @@ fn dropped_futures_leave_nothing() -> Verdict {
                 return Err(Stop::fail(format!("nobody accepted: {:?}", connected.map(drop))));
             }
         }
-        // Some requests came, of peers that gave up.
+        // Some requests arrived, from peers that gave up.
         while let Ok(request) =
             within(Duration::from_millis(100), Box::pin(listener.next_request())).await
         {
@@ -219,7 +219,7 @@ fn end_of_a_connection_wakes_its_tasks() -> Verdict {
     })
 }
 
-/// Bytes before the payload of a datagram.
+/// Bytes of the global route header before the payload of a datagram.
 const GRH: usize = 40;
 
 impl Worker {
@@ -231,7 +231,7 @@ impl Worker {
         self.pool.copy(text).map_err(|error| Stop::fail(error.to_string()))
     }
 
-    /// A buffer to receive into.
+    /// A buffer for a receive.
     fn room(&self) -> Verdict<Buffer> {
         self.pool.take().map_err(|error| Stop::fail(error.to_string()))
     }
@@ -244,7 +244,7 @@ impl Worker {
         Ok((listener, at))
     }
 
-    /// Asks the listener where to send.
+    /// Asks the listener for its queue pair.
     async fn ask_datagrams(&self, at: SocketAddr) -> Verdict<(AsyncQueuePair, DatagramPeer)> {
         let connector = Connector::new(at)?.source(SocketAddr::new(address(&env::device())?, 0));
         Ok(self.channel.connect_datagrams(&connector, |_| self.ud_qp()).await?)
@@ -274,7 +274,7 @@ fn datagrams_go_where_the_listener_says() -> Verdict {
         let serve = async {
             let request = listener.next_request().await?;
             assert_eq!(request.port_space(), PortSpace::UDP);
-            // The queue pair takes receives from `INIT` on, and the client sends as soon as it is told where.
+            // The queue pair takes receives from `INIT` on, and the client sends as soon as it has the answer.
             request.init_qp(&qp)?;
             let mut received = pin!(qp.recv(server.room()?));
             let posted = poll_fn(|cx| Poll::Ready(received.as_mut().poll(cx).is_pending())).await;
@@ -294,7 +294,7 @@ fn datagrams_go_where_the_listener_says() -> Verdict {
     })
 }
 
-fn members_of_a_group_receive_what_one_sends() -> Verdict {
+fn datagrams_of_one_member_reach_all_members() -> Verdict {
     run(0, async {
         let (here, there) = (Worker::on(&env::device())?, Worker::on(&passive()?)?);
         let (sending, to) = here.join(address(&env::device())?, MulticastRole::SendOnly).await?;
@@ -321,7 +321,7 @@ fn dropped_futures_of_datagrams_leave_nothing() -> Verdict {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
         let (listener, at) = server.listen_for_datagrams()?;
         let local = address(&env::device())?;
-        // Each is dropped after another number of polls; nobody answers the requests.
+        // Each future is dropped after a different number of polls; no program answers the requests.
         for polls in 1..6 {
             let mut ask = pin!(client.ask_datagrams(at));
             let mut join = pin!(client.join(local, MulticastRole::Full));
@@ -379,7 +379,7 @@ fn tasks_share_a_listener() -> Verdict {
     })
 }
 
-/// Neither side lets the other send again.
+/// A message that finds no receive fails at once: `rnr_retry` is 0 on both sides.
 fn first_message_finds_a_receive_that_the_closure_posted() -> Verdict {
     let param = ConnectParam::new().rnr_retry(0);
     run(0, async {
@@ -438,11 +438,11 @@ enum Visit {
     Reject,
 }
 
-/// How long the server waits for a client that may have given up. The kernel would for a minute, if the word of that
-/// overtook the request (`docs/KERNEL-NOTES.md`).
+/// The longest wait of the server for a client that may have given up. The kernel would wait for a minute if the
+/// client's cancellation overtook the request (`docs/KERNEL-NOTES.md`).
 const ACCEPT: Duration = Duration::from_secs(5);
 
-/// Requests that the server still works on, with what their clients want and since when.
+/// The requests that the server still works on, with their visits, states and starting times.
 #[derive(Default)]
 struct Open(Mutex<HashMap<usize, (u8, &'static str, Instant)>>);
 
@@ -464,7 +464,7 @@ impl Worker {
         let connect = Box::pin(self.channel.connect(&connector, |_| self.qp()));
         match visit {
             Visit::Cancel => {
-                // It may be connected before, which is then dropped.
+                // If it is connected before, the connection is dropped.
                 let _ = within(Duration::from_millis(patience), connect).await;
             }
             Visit::Reject => {
@@ -501,7 +501,7 @@ impl Worker {
     }
 }
 
-/// Each client opens, lets close, cancels and is rejected, in turns; in the end the server has nothing left.
+/// Each client makes all four visits in turn; at the end the server has no object left.
 fn a_crowd_of_clients_leaves_nothing() -> Verdict {
     let (clients, rounds) = if env::soak().is_ok() { (48, 20) } else { (6, 2) };
     let before = env::resources()?;

@@ -22,13 +22,13 @@ trials![
     ports_connect_by_gid,
     connector_and_listener_connect_by_gid,
     private_data_arrives_by_gid,
-    nobody_listens_on_a_service,
+    connect_to_a_service_without_a_listener_is_refused,
     route_comes_from_a_subnet_manager_or_the_program,
     gids_of_ethernet_are_no_infiniband_ports,
     services_are_asked_for_on_infiniband_alone,
 ];
 
-/// How long a subnet manager may take that is there: the kernel waits as long for one that is not.
+/// The longest wait for a subnet manager: the kernel waits as long if there is none.
 const MANAGER: Duration = Duration::from_millis(200);
 
 /// A device's port.
@@ -82,7 +82,7 @@ impl Ends {
         done(id.resolve_ib_addr(Some(self.from.any()), to, PATIENCE)?.wait(Some(PATIENCE))?)
     }
 
-    /// The route by local identifiers, which the program knows.
+    /// The path by LIDs, which the program knows.
     fn path(&self) -> IbPath {
         IbPath {
             sgid: self.from.gid,
@@ -92,7 +92,7 @@ impl Ends {
             reversible: true,
             pkey: self.from.pkey,
             mtu: env::mtu(),
-            // 10 Gbit/s, and some 67 ms.
+            // 10 Gbit/s, and about 67 ms.
             rate: 3,
             packet_life_time: 14,
             ..IbPath::default()
@@ -168,7 +168,7 @@ fn private_data_arrives_by_gid() -> Verdict {
     assert!(request.private_data().starts_with(&hello), "{:?}", request.private_data());
     let pair = accepted(asked, request, &ConnectParam::new().private_data(&welcome))?;
     assert!(pair.active.1.private_data().starts_with(&welcome));
-    // As much as the message has room for, and not one byte more.
+    // The whole field of the message, and not one byte more.
     let mut most = [0xa5; IB_REQUEST_PRIVATE_DATA];
     most[..2].fill(0);
     let asked = ask_by(ends.route(at)?, &ConnectParam::new().private_data(&most))?;
@@ -181,7 +181,7 @@ fn private_data_arrives_by_gid() -> Verdict {
     let error = route.connect(&side.qp, &much).unwrap_err();
     assert!(error.message().contains("93 bytes of private data"), "{error}");
     assert!(error.message().contains("at most 92"), "{error}");
-    // What the peer's kernel would take for its own header is refused before it is sent.
+    // The library refuses bytes that the peer's kernel would take for its own header.
     let route = ends.route(at)?;
     let side = Side::of(&route.context()?)?;
     let error = route.connect(&side.qp, &ConnectParam::new().private_data(b"hello")).unwrap_err();
@@ -189,7 +189,7 @@ fn private_data_arrives_by_gid() -> Verdict {
     Ok(())
 }
 
-fn nobody_listens_on_a_service() -> Verdict {
+fn connect_to_a_service_without_a_listener_is_refused() -> Verdict {
     let ends = Ends::new()?;
     let (listener, at) = ends.listen()?;
     drop(listener);
@@ -241,7 +241,7 @@ fn services_are_asked_for_on_infiniband_alone() -> Verdict {
         true => id.bind_ib(end.any())?,
         false => id.bind(SocketAddr::new(super::address(&env::device())?, 0))?,
     };
-    // A subnet administrator that is there knows no such service.
+    // If there is a subnet administrator, it knows no such service.
     let asked = bound.resolve_ib_service(IbService::Name("uverbs device tests"));
     let error = match asked.and_then(|resolving| resolving.wait(Some(PATIENCE))) {
         Ok(progress) => return Err(Stop::fail(format!("{progress:?}"))),

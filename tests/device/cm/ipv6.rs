@@ -75,7 +75,7 @@ fn listener_on_any_address_takes_ipv4_requests() -> Verdict {
 fn listener_on_any_ipv6_address_alone_rejects_ipv4_requests() -> Verdict {
     let (service, at) = listen_everywhere(true)?;
     let (_a, connecting) = ask(&channel()?, at, &ConnectParam::new())?;
-    // The port is listened on, so the kernel's reason is not INVALID_SERVICE_ID.
+    // A listener has the port, so that the kernel's reason is not INVALID_SERVICE_ID.
     let error = refused(connecting)?;
     let reason = error.rejection().and_then(|rejection| rejection.reason());
     assert_eq!(reason, Some(RejectReason::CONSUMER_DEFINED), "{error}");

@@ -64,7 +64,7 @@ impl Doomed {
     }
 }
 
-/// A client that connects if it `confirms`, and otherwise never looks at the answer.
+/// A client that completes the handshake if it `confirms`, and otherwise never reads the answer.
 fn client(at: SocketAddr, confirms: bool) -> Verdict<Doomed> {
     let mut client = Doomed::start(move |to| {
         let channel = channel()?;
@@ -125,7 +125,7 @@ fn client_is_killed_when_connected() -> Verdict {
     connection.wait_disconnected(Some(PATIENCE)).map_err(Into::into)
 }
 
-/// What a server does with a request.
+/// A server's reaction to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// The request stays in the kernel's queue.

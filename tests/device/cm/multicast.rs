@@ -13,19 +13,19 @@ use uverbs::cm::{
 use uverbs::{Destination, Device, QpState, QpType, SendWr, WcStatus};
 
 trials![
-    members_receive_what_one_of_them_sends,
+    datagrams_of_one_member_reach_all_members,
     member_that_only_sends_receives_nothing,
     dropped_member_receives_nothing_more,
     group_is_joined_by_the_route_to_it,
     ipv6_groups_are_refused_on_roce,
 ];
 
-/// Bytes before the payload of a datagram.
+/// Bytes of the global route header before the payload of a datagram.
 const GRH: usize = 40;
 const LENGTH: usize = 64;
 
 fn group() -> IpAddr {
-    // Tests that run beside each other have groups of their own.
+    // Tests of different processes have groups of their own.
     let [.., high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(239, 7, high, low).into()
 }
@@ -36,7 +36,7 @@ fn bind(channel: &EventChannel, device: &Device) -> Verdict<BoundId> {
 }
 
 fn joined(joining: uverbs::Result<JoiningMulticast>) -> Verdict<MulticastMember> {
-    // Waiting attaches the queue pair, which not every device can.
+    // The wait attaches the queue pair, which some devices refuse.
     done(supported(joining?.wait(Some(PATIENCE)), Capability::Multicast)?)
 }
 
@@ -82,7 +82,7 @@ fn is_silent(side: &mut Side) -> Verdict {
     Ok(())
 }
 
-fn members_receive_what_one_of_them_sends() -> Verdict {
+fn datagrams_of_one_member_reach_all_members() -> Verdict {
     let channel = channel()?;
     let (mut a, to) = member(&channel, &env::device(), MulticastRole::Full)?;
     let (mut b, from_b) = member(&channel, &passive()?, MulticastRole::Full)?;
@@ -97,7 +97,7 @@ fn member_that_only_sends_receives_nothing() -> Verdict {
     let (mut a, to) = member(&channel, &env::device(), MulticastRole::SendOnly)?;
     let (mut b, from_b) = member(&channel, &passive()?, MulticastRole::Full)?;
     assert!(!to.receives());
-    // Received requests complete on the queue that sends do, so that a datagram would show here.
+    // Sends and receives complete on one queue, so that a received datagram would be seen here.
     a.receive_at(GRH + LENGTH, GRH + LENGTH)?;
     b.receive_at(0, GRH + LENGTH)?;
     send(&mut a, &to, 0x11)?;
@@ -128,7 +128,7 @@ fn group_is_joined_by_the_route_to_it() -> Verdict {
     let id = done(resolving.wait(Some(PATIENCE))?)?;
     let side = Side::with(&id.context()?, QpType::UD)?;
     let one = joined(id.join_multicast(&side.qp, group(), MulticastRole::Full))?;
-    // One id may be in several groups, and leaves each by itself.
+    // One id may be in several groups, and leaves each separately.
     let other: IpAddr = Ipv4Addr::new(239, 8, 8, 8).into();
     let two = joined(id.join_multicast(&side.qp, other, MulticastRole::Full))?;
     drop(one);

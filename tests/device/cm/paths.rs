@@ -9,7 +9,7 @@ use uverbs::{Gid, QpType};
 
 trials![path_of_one_id_connects_another, listener_on_an_unspecified_address_has_no_gid];
 
-/// The GID is that of a device, and the address is of none; a request tells which one it came to.
+/// A GID belongs to a device, the unspecified address to none; a request has the GID that it came to.
 fn listener_on_an_unspecified_address_has_no_gid() -> Verdict {
     let (channel, address) = (channel()?, address(&passive()?)?);
     let unspecified = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -29,7 +29,7 @@ fn listener_on_an_unspecified_address_has_no_gid() -> Verdict {
     Ok(())
 }
 
-/// The kernel makes a path of the IP addresses on Ethernet, and takes one that it made.
+/// On Ethernet the kernel makes a path from the IP addresses, and accepts such a path for another id.
 fn path_of_one_id_connects_another() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let known = route(&channel, service.at)?;

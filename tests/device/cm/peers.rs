@@ -1,5 +1,5 @@
-//! rdma-core's programs as the other side, in both roles: `rping`, `ucmatose`, and librdmacm's examples
-//! `rdma_client` and `rdma_server`, `rdma_xclient` and `rdma_xserver`, these by XRC, too.
+//! rdma-core's programs as the peer, in both roles: `rping`, `ucmatose`, and librdmacm's examples `rdma_client` and
+//! `rdma_server`, `rdma_xclient` and `rdma_xserver`, these over XRC, too.
 
 use super::types::{listen, route_for};
 use super::{PATIENCE, Service, Side, address, channel, done, passive, route};
@@ -90,10 +90,10 @@ fn accept(
     Ok((side, done(accepting.wait(Some(PATIENCE))?)?))
 }
 
-/// Connects as soon as somebody listens at the address.
+/// Connects as soon as a program listens at the address.
 fn connect(at: SocketAddr, prepare: impl Fn(&mut Side) -> Verdict) -> Verdict<(Side, Connection)> {
     let channel = channel()?;
-    once_somebody_listens(|| {
+    once_a_program_listens(|| {
         let route = route(&channel, at)?;
         let mut side = Side::of(&route.context()?)?;
         route.init_qp(&side.qp)?;
@@ -103,8 +103,8 @@ fn connect(at: SocketAddr, prepare: impl Fn(&mut Side) -> Verdict) -> Verdict<(S
     })
 }
 
-/// Asks until somebody listens, and returns what asked with the connection.
-fn once_somebody_listens<T>(
+/// Asks until a program listens, and returns the connection with the asking side.
+fn once_a_program_listens<T>(
     mut ask: impl FnMut() -> Verdict<(T, Connecting)>,
 ) -> Verdict<(T, Connection)> {
     let deadline = Instant::now() + PATIENCE;
@@ -131,7 +131,7 @@ fn free_address() -> Verdict<SocketAddr> {
     Ok(bound.local_addr()?)
 }
 
-/// Fails unless the next completion, of whatever queue, is a success.
+/// Fails unless the next completion, of either queue, is a success.
 fn completed(side: &mut Side) -> Verdict {
     match side.complete()? {
         WcStatus::SUCCESS => Ok(()),
@@ -174,7 +174,7 @@ fn announced(side: &Side) -> Verdict<(Remote, usize)> {
     Ok((Remote { addr, rkey }, length))
 }
 
-/// The client announces its data, which the server reads, and then memory that the server writes it back to.
+/// The client announces its data, which the server reads, and then the memory for the server's write.
 fn our_server_serves_rping() -> Verdict {
     let service = Service::start(4)?;
     let (ip, port) = (service.at.ip(), service.at.port());
@@ -332,7 +332,7 @@ fn our_client_uses_rdma_xserver() -> Verdict {
     server.succeeds()
 }
 
-/// The client sends a message to the queue that our private data names.
+/// The client sends a message to the shared receive queue that our private data names.
 fn our_target_serves_rdma_xclient() -> Verdict {
     xrc::context()?;
     let service = listen(QpType::XRC_TGT)?;
@@ -359,7 +359,7 @@ fn our_initiator_uses_rdma_xserver() -> Verdict {
     let at = free_address()?;
     let server = Program::start("rdma_xserver", &format!("-p {} -c x", at.port()))?;
     let channel = channel()?;
-    let (mut sender, connection) = once_somebody_listens(|| {
+    let (mut sender, connection) = once_a_program_listens(|| {
         let route = route_for(&channel, QpType::XRC_INI, at)?;
         let sender = Sender::new(&route.context()?)?;
         let connecting = route.connect(&sender.qp, &ConnectParam::new())?;

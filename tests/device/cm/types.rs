@@ -37,7 +37,7 @@ pub(super) fn route_for(
 
 fn unreliable_connections_carry_messages_and_writes() -> Verdict {
     let (channel, service) = (channel()?, listen(QpType::UC)?);
-    // What only reliable connections have is left out.
+    // Parameters that only reliable connections have are left out.
     let param = ConnectParam::new().min_rnr_timer(9).initiator_depth(1);
     let route = route_for(&channel, QpType::UC, service.at)?;
     let a = Side::with(&route.context()?, QpType::UC)?;
@@ -81,7 +81,7 @@ fn initiator_reaches_the_queues_of_a_target() -> Verdict {
     assert_eq!(request.qp_type(), QpType::XRC_TGT);
     let context = request.context()?;
     let mut receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
-    // As the programs of librdmacm tell the number of their queue.
+    // In the form in which librdmacm's programs send the number of their queue.
     let number = receiver.number().0.to_be_bytes();
     let param = ConnectParam::new().private_data(&number);
     let accepting = request.accept(&receiver.target, &param)?;
@@ -112,7 +112,7 @@ fn reliable_connections_have_a_place_in_the_port_space_ib() -> Verdict {
 
 fn types_and_port_spaces_of_both_sides_are_the_same() -> Verdict {
     let (channel, service) = (channel()?, listen(QpType::UC)?);
-    // The same port in another port space, where nobody listens.
+    // The same port in another port space, which has no listener.
     let (_side, connecting) = super::ask(&channel, service.at, &ConnectParam::new())?;
     let reason = super::refused(connecting)?.rejection().and_then(|rejection| rejection.reason());
     assert_eq!(reason, Some(RejectReason::INVALID_SERVICE_ID));

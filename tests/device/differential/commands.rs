@@ -1,5 +1,5 @@
-//! Commands that this library would not send: with handles of other objects, masks and values that it checks before,
-//! and messages that lack parts or have too much of them.
+//! Commands that this library would not send: with handles of other objects, with masks and values that it refuses, and
+//! with messages that lack parts or have extra bytes.
 
 use super::words::name;
 use super::world::World;
@@ -33,7 +33,7 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// A handle that no object has.
 const NONE: u32 = 4000;
-/// Bytes of room behind each part, so that a longer length is of memory, too.
+/// Spare bytes behind each part, so that a longer length stays within memory.
 const ROOM: usize = 256;
 /// Bytes of memory for queues.
 pub(super) const QUEUES: usize = 16 * 4096;
@@ -47,7 +47,7 @@ pub(super) enum File {
 /// The one ioctl.
 struct Verbs(*mut c_void);
 
-// SAFETY: the number says that the kernel reads and writes the message, whose parts the caller of `issue` made.
+// SAFETY: with this number the kernel reads and writes the message, whose parts the caller of `issue` made.
 #[allow(unsafe_code, reason = "rustix does not know the request")]
 unsafe impl Ioctl for Verbs {
     type Output = ();
@@ -76,7 +76,7 @@ struct Part {
     bytes: [u8; ROOM],
 }
 
-/// Where a part's value is.
+/// The place of a part's value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PartKind {
     /// In the message, or at an address if it has more than eight bytes.
@@ -93,7 +93,7 @@ struct Message {
     object: u16,
     method: u16,
     parts: Vec<Part>,
-    /// How the object that it creates is destroyed, and by which part it is told; `None` for the response.
+    /// For a command that creates an object: how it is destroyed, and the part with its handle (`None`: the response).
     made: Option<(u16, u16, Option<u16>)>,
     text: String,
 }
@@ -103,7 +103,7 @@ impl Message {
         Message { object, method, parts: Vec::new(), made: None, text }
     }
 
-    /// An older command.
+    /// A command of the older write(2) interface.
     fn write<T: IntoBytes + Immutable>(number: u32, input: &T, text: String) -> Message {
         Message::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, text)
             .word(UVERBS_ATTR_WRITE_CMD, number.into())
@@ -245,7 +245,7 @@ impl World {
         Ok(format!("{text}: ok, destroyed {gone}"))
     }
 
-    /// Takes something from a message or adds to it.
+    /// Removes something from a message, or adds to it.
     fn corrupt(&mut self, message: &mut Message) {
         let at = self.random.below(message.parts.len());
         match self.random.below(8) {
@@ -406,7 +406,7 @@ impl World {
         Message::write(number, &raw, text).output(UVERBS_ATTR_CORE_OUT, 8)
     }
 
-    /// Gives an attribute a value that may be refused.
+    /// Gives an attribute a value that the kernel may refuse.
     fn odd_attribute(&mut self, raw: &mut ib_uverbs_modify_qp) -> String {
         let wrong = self.random.pick(&[0, 1, 2, 3, 6, 8, 17, 32, 64, 128, 255]);
         let (what, field) = match self.random.below(18) {
@@ -445,7 +445,7 @@ impl World {
             .output(UVERBS_ATTR_CORE_OUT, 128)
     }
 
-    /// Access flags, one of them odd at times.
+    /// Access flags, sometimes with an invalid one.
     fn some_flags(&mut self) -> u32 {
         let flags = self.random.pick(&[0, 1, 3, 5, 7, 0xf, 0x11, 0x1f]);
         if self.random.one_in(2) { flags } else { flags ^ 1 << self.random.below(32) }
@@ -565,7 +565,7 @@ impl World {
         Message::write(IB_USER_VERBS_CMD_MODIFY_SRQ, &raw, text)
     }
 
-    /// Destroys an object that others use, or names one of another kind.
+    /// Destroys an object that others use, or names one of another type.
     fn destroy_command(&mut self) -> Message {
         let (kind, object, method) = self.random.pick(&[
             ("pd", UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY),
@@ -580,7 +580,7 @@ impl World {
         if kind == "cq" { message.output(1, 8) } else { message }
     }
 
-    /// The address of memory for a queue, or of none.
+    /// The address of memory for a queue, or an unmapped address.
     fn some_buffer(&mut self) -> (u64, &'static str) {
         let queues = self.queues.as_ptr().expose_provenance() as u64;
         match self.random.below(10) {
@@ -672,7 +672,7 @@ impl World {
     fn create_qp_command(&mut self) -> Message {
         let ((buf_addr, at), (db_addr, record)) = (self.some_buffer(), self.some_record());
         let ((pd, said), (cq, queue)) = (self.some_handle("pd"), self.some_handle("cq"));
-        // RC, UC, UD, an XRC initiator, and kinds that nobody has.
+        // RC, UC, UD, an XRC initiator, and types that do not exist.
         let kind: u64 = self.random.pick(&[2, 2, 3, 4, 9, 0, 1, 5, 7, 255]);
         let mut cap = ib_uverbs_qp_cap {
             max_send_wr: 8,

@@ -10,7 +10,7 @@ use uverbs::{
     WindowType,
 };
 
-/// A number beyond the limit that the device tells.
+/// A number beyond the limit that the device advertises.
 const BEYOND: u32 = u32::MAX - 1;
 
 impl World {
@@ -103,7 +103,7 @@ impl World {
         format!("alloc_pd {at}: {}", keep(&mut self.pds[at], made, |_| "ok".into()))
     }
 
-    /// How many entries a queue is to have.
+    /// The number of entries of a queue.
     fn some_count(&mut self) -> u32 {
         self.random.pick(&[1, 2, 3, 16, 63, 64, 100, 128, 200, 0, BEYOND, u32::MAX])
     }
@@ -168,7 +168,7 @@ impl World {
         self.random.pick(&some[..many])
     }
 
-    /// Registers a range of the arena, or one that cannot be.
+    /// Registers a range of the arena, or one that cannot be registered.
     fn some_region(&mut self) -> String {
         let (at, pd, access) = (self.random.below(4), self.random.below(2), self.some_access());
         if self.random.one_in(4) {
@@ -194,12 +194,12 @@ impl World {
             return format!("{text}: {why}");
         }
         let address = self.arena.as_ptr().wrapping_add(start);
-        // SAFETY: the arena is there as long as its regions, and is looked at only by loads and stores.
+        // SAFETY: the arena is there as long as its regions, and the program accesses it only by loads and stores.
         let made = unsafe { pd.mr_builder().access(access).register_raw(address, length) };
         format!("{text}: {}", keep(&mut self.mrs[at], made, |_| "ok".into()))
     }
 
-    /// Registers what cannot be registered as it is asked for: no memory, more than there is, other addresses.
+    /// Registers invalid ranges: unmapped memory, more than there is, unaligned addresses.
     #[allow(unsafe_code, reason = "the kernel refuses the ranges, or they are of the arena")]
     fn register_badly(&mut self, at: usize, pd: usize, access: Access) -> String {
         let arena = self.arena.as_ptr();
@@ -219,7 +219,7 @@ impl World {
         }
         let builder = pd.mr_builder().access(access);
         let builder = iova.map_or(builder.clone(), |iova| builder.iova(iova));
-        // SAFETY: the arena is there as long as its regions; nothing else is ever registered.
+        // SAFETY: the arena is there as long as its regions; no other memory is ever registered.
         let made = unsafe { builder.register_raw(address, length) };
         format!("{text}: {}", keep(&mut self.mrs[at], made, |_| "ok".into()))
     }
@@ -340,7 +340,7 @@ impl World {
         format!("destroy_qp {at}: {answer}")
     }
 
-    /// A path to this port, or one that leads nowhere.
+    /// A path to this port, or an invalid one.
     fn some_path(&mut self) -> (AddressVector, &'static str) {
         let good = self.path;
         if !self.random.one_in(3) {
@@ -447,7 +447,7 @@ impl World {
         format!("query {at}: {answer}")
     }
 
-    /// Asks for a change, often the one that is next, and often with a mistake.
+    /// Asks for a change, often to the next state, and often with a mistake.
     fn modify(&mut self, at: usize) -> String {
         let Some((kind, state, own)) = self.qps[at]
             .as_ref()
@@ -531,7 +531,7 @@ impl World {
         format!("{text}: {}", outcome(answer))
     }
 
-    /// Adds an attribute; a bad one has a value that somebody may refuse.
+    /// Adds an attribute; a bad one has a value that the library, kernel or device may refuse.
     fn attribute(
         &mut self,
         attr: QpAttr,

@@ -1,6 +1,6 @@
-//! Random numbers of a seed: SplitMix64.
+//! Random numbers from a seed: SplitMix64.
 
-/// A generator. Its numbers follow from the seed alone, so that a step that failed happens again.
+/// A generator. Its numbers depend on the seed only, so that a failure repeats.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// Whether the one case of `many` is there.
+    /// True in one of `many` cases.
     pub(super) fn one_in(&mut self, many: usize) -> bool {
         self.below(many) == 0
     }

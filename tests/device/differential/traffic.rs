@@ -17,10 +17,10 @@ use uverbs::{
 /// Bytes in front of each datagram.
 const GRH: usize = 40;
 
-/// How long an answer may take where none is on record, and where nothing waits for it: retries end before.
+/// The longest wait for completions without a record of them, and on the fabric: retries end before.
 const BRIEF: Duration = Duration::from_secs(5);
 
-/// A range of a region: the region, the range in words, its address and length, and where in the arena it is.
+/// A range of a region: the region, the range in words, its address and length, and its place in the arena.
 type Chosen = (usize, String, u64, u32, Option<(usize, usize)>);
 
 /// A message or a request in words and values, before it borrows anything.
@@ -31,7 +31,7 @@ struct Planned {
     remote: Remote,
     signaled: bool,
     fence: bool,
-    /// The window that is bound or invalidated, and the region for it.
+    /// The window to bind or invalidate, and the region for it.
     window: (usize, usize),
     text: String,
 }
@@ -148,7 +148,7 @@ impl World {
         Ok(())
     }
 
-    /// A range of a region, in words, as an address in it, a length, and where in the arena it is.
+    /// A range of a region: in words, as an address and a length, and its place in the arena.
     fn some_range(&mut self, lengths: &[usize]) -> Option<Chosen> {
         let at = self.random.pick(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 3]);
         let place = self.random.below(100);
@@ -199,7 +199,7 @@ impl World {
             self.next += 1;
         }
         let Some(queue) = &mut self.qps[at] else { return Ok(text + ": none") };
-        // When the device looks for receives in state ERR is its own affair.
+        // A device decides itself when it fetches receives in state ERR.
         if queue.srq.is_none() && queue.qp.query()?.state == QpState::ERR {
             return Ok(text + ": in error");
         }
@@ -220,7 +220,7 @@ impl World {
             text += ",";
         }
         text.pop();
-        // SAFETY: the arena is dropped after the queue pairs, and is looked at only by loads and stores.
+        // SAFETY: the arena is dropped after the queue pairs, and the program accesses it only by loads and stores.
         match unsafe { batch.ring() } {
             Ok(()) => Ok(text + ": ok"),
             Err(error) => Ok(format!("{text}: {}", not_posted(PostError::Ring(error)))),
@@ -292,7 +292,7 @@ impl World {
         Planned { op, sges, inline, remote, signaled, fence, window, text }
     }
 
-    /// Whether what a queue pair sends gets an answer: without one, each request would wait for its retries.
+    /// Whether a queue pair's requests get an answer: without it each would wait for its retries.
     fn is_answered(&self, at: usize) -> bool {
         let Some(queue) = &self.qps[at] else { return false };
         let state = |at: usize| self.qps[at].as_ref().and_then(|queue| queue.qp.query().ok());
@@ -306,7 +306,7 @@ impl World {
         is_mutual && matches!(state(peer), QpState::RTR | QpState::RTS)
     }
 
-    /// Prepares what binds a window, or says why it is not bound; `None` without a window or a region.
+    /// Prepares a window's binding, or returns the reason against it; `None` without a window or a region.
     fn binding(&mut self, at: usize, planned: &Planned) -> Option<Result<WindowBinding, String>> {
         let (of, region) = planned.window;
         if planned.op != Op::Bind {
@@ -414,19 +414,19 @@ impl World {
             text += ",";
         }
         text.pop();
-        // SAFETY: the arena is dropped after the queue pairs, and is looked at only by loads and stores.
+        // SAFETY: the arena is dropped after the queue pairs, and the program accesses it only by loads and stores.
         if let Err(error) = unsafe { batch.ring() } {
             return Ok(format!("{text}: {}", not_posted(PostError::Ring(error))));
         }
-        // A later one that completes says that those before have ended, too.
+        // The completion of a later request shows that the requests before it have ended, too.
         if let Some((id, _)) = posted.iter().rev().find(|(_, signaled)| *signaled) {
             self.awaited.insert(*id, at);
         }
         Ok(text + ": ok")
     }
 
-    /// Gathers completions until what was sent has ended and nothing comes any more. `is_final` says of the whole line
-    /// whether it is the recorded one, if one is recorded.
+    /// Gathers completions until all sends have ended and no more completions come. `is_final` tells whether the whole
+    /// line is the recorded one; `None` if none is recorded.
     pub(super) fn settle(
         &mut self,
         text: String,
@@ -463,7 +463,7 @@ impl World {
     fn line(&self, text: &str, done: &[(usize, bool, String)], failed: bool) -> String {
         let mut line = text.to_string();
         let mut sorted: Vec<_> = done.iter().collect();
-        // In a queue, order says something; between two it does not.
+        // The order counts within a queue, not between two queues.
         sorted.sort_by_key(|(qp, is_recv, _)| (*qp, *is_recv));
         for (_, _, said) in sorted {
             line += &format!("; {said}");
@@ -529,7 +529,7 @@ impl World {
                 datagrams.extend(pieces.filter(|_| is_datagram));
             }
         }
-        // Headers bear identifiers and checksums of their own.
+        // The network headers have identifiers and checksums of their own.
         for pieces in datagrams {
             let mut left = GRH;
             for (start, length) in pieces {

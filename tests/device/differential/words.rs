@@ -1,4 +1,4 @@
-//! How a transcript spells what was asked for and answered: without addresses, keys, handles and numbers of objects.
+//! The words of a transcript for arguments and answers: without addresses, keys, handles and numbers of objects.
 
 use uverbs::{Access, Errno, Error, PostError};
 
@@ -38,12 +38,12 @@ pub(super) fn refusal(error: &Error) -> String {
     }
 }
 
-/// "ok", or why not.
+/// "ok", or the refusal.
 pub(super) fn outcome<T>(answer: uverbs::Result<T>) -> String {
     answer.map_or_else(|error| refusal(&error), |_| "ok".into())
 }
 
-/// Why a request was not posted.
+/// The reason that a request was not posted.
 pub(super) fn not_posted(error: PostError) -> String {
     let name = match error {
         PostError::Full => "full",

@@ -14,12 +14,12 @@ use uverbs::{
     XrcDomain, XrcTarget,
 };
 
-/// Bytes of the memory that all regions are of.
+/// Bytes of the memory that holds all regions.
 pub(super) const ARENA: usize = 4 * 4096;
 /// The steps of a sequence.
 pub(super) const STEPS: usize = 40;
 
-/// The first seed of commands.
+/// The first seed whose sequence is of commands.
 const COMMANDS: u64 = 24;
 
 /// The subject of a sequence.
@@ -51,18 +51,18 @@ impl Theme {
     }
 }
 
-/// A queue pair, and how it is connected.
+/// A queue pair, and its connection.
 pub(super) struct Queue {
     pub(super) qp: QueuePair,
     pub(super) cqs: [usize; 2],
     pub(super) srq: Option<usize>,
-    /// The queue pair it is connected to, if that is connected to it by the same step.
+    /// The queue pair at the other end, if the same step connected both.
     pub(super) peer: Option<(usize, u64)>,
 }
 
 type Region = MemoryRegion<u8, RawRange>;
 
-/// A receive that was posted: where its data goes in the arena.
+/// The places in the arena for the data of a posted receive.
 pub(super) type Pieces = Vec<(usize, usize)>;
 
 /// The objects.
@@ -96,7 +96,7 @@ pub(super) struct World {
     pub(super) receives: BTreeMap<u64, Pieces>,
 }
 
-/// Ends what is in a slot.
+/// Destroys the object in a slot.
 pub(super) fn end<T, R>(
     slot: &mut Option<T>,
     by: impl FnOnce(T) -> Result<R, ErrorWith<T>>,
@@ -112,7 +112,7 @@ pub(super) fn end<T, R>(
     }
 }
 
-/// Makes room in a slot, or says why not.
+/// Makes room in a slot, or returns the reason that it cannot.
 pub(super) fn vacate<T, R>(
     slot: &mut Option<T>,
     by: impl FnOnce(T) -> Result<R, ErrorWith<T>>,
@@ -124,7 +124,7 @@ pub(super) fn vacate<T, R>(
     }
 }
 
-/// Puts what was made into a slot.
+/// Puts a new object into a slot.
 pub(super) fn keep<T>(
     slot: &mut Option<T>,
     made: uverbs::Result<T>,

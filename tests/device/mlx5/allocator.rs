@@ -40,18 +40,18 @@ trials![
 const KINDS: [ResourceType; 4] =
     [ResourceType::MLX5_QP, ResourceType::MLX5_DBR, ResourceType::MLX5_SRQ, ResourceType::MLX5_CQ];
 
-/// How the allocator answers.
+/// The behaviour of the allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mood {
-    /// Answers memory full of garbage.
+    /// Returns memory full of garbage.
     #[default]
     Give,
-    /// Leaves such buffers to the library.
+    /// Leaves buffers of this type to the library.
     Leave(ResourceType),
-    /// Fails, or panics, when it is asked so often, counted from 1.
+    /// Fails, or panics, at this call, counted from 1.
     Fail(usize),
     Panic(usize),
-    /// Answers memory that begins 4 bytes too late.
+    /// Returns memory that begins 4 bytes too late.
     Shift(ResourceType),
     /// Takes nothing back.
     PanicInFree,
@@ -61,11 +61,11 @@ enum Mood {
 struct Log {
     mood: Mood,
     asked: Vec<(ResourceType, usize, usize)>,
-    /// Address, layout, kind, and which domain asked.
+    /// Address, layout, type, and the number of the domain.
     lent: Vec<(usize, Layout, ResourceType, u64)>,
     freed: usize,
     complaints: Vec<String>,
-    /// Looked at when memory comes back.
+    /// The context whose objects are counted when memory comes back.
     context: Option<Context>,
 }
 
@@ -81,7 +81,7 @@ impl Watched {
         look(&mut self.log.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes what it does, and forgets what it was asked.
+    /// Changes the behaviour, and clears the log.
     fn set(&self, mood: Mood) {
         self.log(|log| {
             log.mood = mood;
@@ -208,7 +208,7 @@ fn allocator_is_asked_for_every_buffer() -> Verdict {
         }
     }
     watched.settle();
-    // A domain without the queue's name in it is not asked for completion queues.
+    // A completion queue that names no domain does not use the allocator.
     drop(context.cq_builder(10).build()?);
     assert_eq!(watched.log(|log| log.asked.len()), 0);
     Ok(())
@@ -295,7 +295,7 @@ fn misaligned_memory_is_refused() -> Verdict {
     Ok(())
 }
 
-/// What was lent comes back under the number of the domain that asked for it; [`Watched`] compares.
+/// Memory comes back under the number of the domain that asked for it; [`Watched`] compares.
 fn domains_that_share_an_allocator_are_told_apart() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
@@ -369,7 +369,7 @@ fn resize_asks_the_allocator_again() -> Verdict {
     let mut pair = Pair::within(Config::rc(), &|pd| domain(pd, &watched))?;
     for (round, cqe) in [300, 10, 1000].into_iter().enumerate() {
         let seed = 10 * round as u64;
-        // Something is there when the queue moves.
+        // The queue has completions when it moves.
         for n in 0..5 {
             pair.b.recv(seed + n, 0..8)?;
             pair.a.send(SendWr::send(&[]).id(seed + n).signaled())?;
@@ -451,7 +451,7 @@ fn memory_of_a_node_carries_traffic() -> Verdict {
     assert_eq!(node.buffers(), 2 * 6);
     drop(pair);
     assert_eq!(node.buffers(), 0);
-    // No machine has so many.
+    // No machine has so many nodes.
     let context = super::open()?;
     let nowhere =
         context.alloc_pd()?.parent_domain_builder().allocator(NumaNode::new(1000)).build()?;
@@ -471,7 +471,7 @@ fn huge_pages_carry_traffic() -> Verdict {
     assert_eq!(env::free_pages_of_2_mib(), before - 2 * 3);
     drop(pair);
     assert_eq!((huge.buffers(), env::free_pages_of_2_mib()), (0, before));
-    // Where none is left there is an error, or other memory if that is as well.
+    // If none is left, the allocator fails, or falls back to ordinary pages if that was allowed.
     let pd = context.alloc_pd()?;
     let greedy = pd.parent_domain_builder().allocator(HugePages::of(34)?).build()?;
     let error = context.cq_builder(1).parent_domain(&greedy).build().unwrap_err();
@@ -559,7 +559,7 @@ fn dma_bufs_carry_traffic() -> Verdict {
     }
     let mut pair = carries(&made)?;
     assert_eq!(made.buffers()?.len(), 2 * 6);
-    // Larger than what a page's steps reach, and moved, to where the kernel wants an address.
+    // Queues that no dma-buf can hold, as the kernel demands an address: a large queue pair, and a resized queue.
     let cq = context.cq_builder(10).parent_domain(&domain).build()?;
     let large = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4000).max_recv_wr(4000);
     drop(large.build()?);

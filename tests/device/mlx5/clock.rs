@@ -28,12 +28,12 @@ fn counts_convert_to_elapsed_time() -> Verdict {
     sleep(Duration::from_millis(200));
     let (last, passed) = (clock.now()?, start.elapsed());
     let told = Duration::from_nanos(clock.nanoseconds(last)? - clock.nanoseconds(first)?);
-    // The virtual machine may be stopped between any two looks.
+    // The virtual machine may pause between any two reads.
     let tolerance = Duration::from_millis(100);
     if told + tolerance < passed || passed + tolerance < told {
         return Err(Stop::fail(format!("the device's clock says {told:?}, ours {passed:?}")));
     }
-    // A count of the past is as good as one of now.
+    // An old count converts as well as a new one.
     assert!(clock.nanoseconds(first)? < clock.nanoseconds(last)?);
     Ok(())
 }

@@ -23,7 +23,7 @@ fn attributes_are_plausible() -> Verdict {
 fn other_drivers_have_no_mlx5_attributes() -> Verdict {
     let context = env::open()?;
     if env::device().driver() == Some(DriverId::MLX5) {
-        // The other half of the promise: here everything but what the device lacks is there.
+        // The other half of the promise: on mlx5 the attributes are there.
         mlx5::query_device(&context)?;
         return Ok(());
     }

@@ -22,7 +22,7 @@ fn long() -> Config {
 fn cqes_of_128_bytes_carry_traffic() -> Verdict {
     super::open()?;
     let mut pair = Pair::new(long())?;
-    // Twice around, and again after each of several sizes with something in the queue.
+    // Twice around the queue, and again after resizes to several sizes with completions in the queue.
     for seed in 0..40 {
         pair.message(seed, 100)?;
     }

@@ -46,7 +46,7 @@ fn alloc(context: &Context, length: usize) -> Verdict<DeviceMemory> {
     supported(context.alloc_dm(length, 8), Capability::DeviceMemory)
 }
 
-/// Skips tests of imports on kernels that do not tell where another context's memory lies.
+/// Skips tests of imports on kernels that do not report the place of another context's memory.
 fn importing(context: &Context) -> Verdict {
     let memory = alloc(context, 64)?;
     supported(context.import_dm(&memory.export()?), Capability::DmImport).map(drop)
@@ -129,7 +129,7 @@ fn peers_write_and_read_it() -> Verdict {
         pair.a.send(SendWr::write(to, &sges).id(seed).signaled())?;
         pair.a.expect(seed, WcOpcode::WRITE)?;
         check(&memory, offset, length, seed)?;
-        // And back, from what this process put there.
+        // And back, from data that this process wrote there.
         fill(&memory, offset, length, !seed)?;
         pair.a.poison(0..length);
         let sges = [pair.a.sge(0..length)];
@@ -199,7 +199,7 @@ fn a_part_is_addressed_from_its_beginning() -> Verdict {
     let before = pattern::bytes(1, BYTES);
     assert!(found[..1024] == before[..1024] && found[1280..] == before[1280..]);
     pattern::check(&found[1024..1280], 2);
-    // The bytes after the part are no part of it.
+    // The bytes after the part are not reachable.
     let beyond = Remote { addr: 256, rkey: region.rkey() };
     let sges = [pair.a.sge(0..4)];
     pair.a.send(SendWr::write(beyond, &sges).id(2))?;
@@ -229,7 +229,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
         let error = answer.unwrap_err();
         assert_eq!((error.verb(), error.errno()), ("reg_dm_mr", Errno::INVAL), "{error}");
     }
-    // A hint is no right.
+    // A hint does not count as a right.
     let access = Access::LOCAL_WRITE;
     drop(pd.mr_builder().access(access).relaxed_ordering().register_dm(&memory, ..)?);
     assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0]);
@@ -275,7 +275,7 @@ fn exhausted_memory_is_free_again_after_a_drop() -> Verdict {
     let first = use_up()?;
     let count = first.len();
     assert!(count > 0);
-    // No two of them are the same.
+    // No two of them overlap.
     for (seed, memory) in (0..).zip(&first) {
         fill(memory, piece - 64, 64, seed)?;
     }
@@ -335,7 +335,7 @@ fn importer_copies_and_writes() -> Verdict {
     partner.ask("dm-check 0 512 1", "checked")?;
     partner.ask("dm-fill 512 256 2", "filled")?;
     check(&memory, 512, 256, 2)?;
-    // By its keys, too: the region is addressed from 0 wherever it is imported.
+    // By its keys, too: each importer addresses the region from 0.
     partner.ask(&format!("pd {}", print(&pd.export()?)), "pd")?;
     partner.ask(&format!("mr {}", print(&region.export()?)), "mr")?;
     assert_eq!(partner.ask("copy 0 1024 512", "copied")?, WcStatus::SUCCESS.0.to_string());
@@ -364,7 +364,7 @@ fn ownership_of_a_region_moves_to_the_importer() -> Verdict {
     let context = open()?;
     let memory = alloc(&context, BYTES)?;
     let pd = context.alloc_pd()?;
-    // Not at the beginning of the memory, of which the kernel tells.
+    // Not from the beginning of the memory, the one place that the kernel reports.
     let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, 1024..)?;
     let error = region.rereg(Rereg::new().access(Access::REMOTE_READ)).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
@@ -398,7 +398,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     bare.unimport()?;
     memory.destroy()?;
     assert_eq!(context.import_dm(&envelope).unwrap_err().errno(), Errno::NOENT);
-    // Another one under the same handle is told by its length.
+    // The length tells another allocation under the same handle.
     let next = alloc(&context, 128)?;
     assert_eq!(next.handle(), handle);
     let error = context.import_dm(&envelope).unwrap_err();

@@ -17,7 +17,7 @@ trials![
     regions_of_a_dma_buf_leave_nothing,
 ];
 
-/// The library's own, which it keeps to itself.
+/// The library's own module, which is private.
 #[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
 #[path = "../../../src/memory/udmabuf.rs"]
 mod udmabuf;
@@ -74,7 +74,7 @@ fn peers_reach_a_dma_buf() -> Verdict {
 }
 
 fn region_of_a_part_reaches_only_that_part() -> Verdict {
-    // As far into a page as the part is, whatever the size of pages.
+    // The same offset in a page as that of the part, for all page sizes.
     const IOVA: u64 = 0x10_1000;
     super::open()?;
     let (memory, buffer) = dmabuf()?;
@@ -94,7 +94,7 @@ fn region_of_a_part_reaches_only_that_part() -> Verdict {
     rustix::io::pread(&memory, bytes.as_mut_slice(), 0)?;
     assert!(bytes[..4096].iter().all(|byte| *byte == 0), "before the part");
     pattern::check(&bytes[4096..], 7);
-    // More than there is, and a file that is none.
+    // A part beyond the buffer, and a file that is no dma-buf.
     let error = pair
         .b
         .pd

@@ -25,7 +25,7 @@ fn config(qp_type: QpType, cqe_size: u32) -> Config {
 /// Both sizes of CQEs, with the bytes of data that each can hold.
 const ROOMS: [(u32, usize); 2] = [(64, 32), (128, 64)];
 
-/// Waits for a success of this request, and answers what came with it.
+/// Waits for a success of this request, and returns the length and data of its completion.
 #[track_caller]
 fn take(side: &mut Side, wr_id: u64) -> Verdict<(u32, Option<Vec<u8>>)> {
     let deadline = Instant::now() + PATIENCE;
@@ -41,7 +41,7 @@ fn take(side: &mut Side, wr_id: u64) -> Verdict<(u32, Option<Vec<u8>>)> {
     }
 }
 
-/// Sends `length` bytes, and checks that they come in the completion if they are at most `room`.
+/// Sends `length` bytes, and checks that the CQE has them if they are at most `room`.
 #[track_caller]
 fn message(pair: &mut Pair, seed: u64, length: usize, room: usize) -> Verdict {
     pair.b.poison(0..length + 8);
@@ -90,7 +90,7 @@ fn short_read_responses_come_in_cqes() -> Verdict {
             pair.b.fill(0..length, seed);
             pair.a.poison(0..200);
             let (remote, sges) = (pair.b.remote(0), [pair.a.sge(0..length)]);
-            // The first one is unsignaled, so its data goes to memory in any case.
+            // The first read is unsignaled, so that its data always goes to memory.
             let quiet = [pair.a.sge(100..100 + length)];
             let reads =
                 [SendWr::read(remote, &quiet), SendWr::read(remote, &sges).id(1).signaled()];

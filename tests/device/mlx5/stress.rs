@@ -24,14 +24,14 @@ trials![threads_ring_shared_registers, threads_ring_registers_of_their_own];
 const THREADS: usize = 4;
 /// Queue pairs of each: enough that all registers of a context are shared, by different threads.
 const QUEUES: usize = 16;
-/// Threads with a domain: an odd number, so that two of one page are not in step.
+/// Threads with a domain: an odd number, so that the two registers of a page are not in step.
 const DOMAINS: usize = 3;
 /// Queue pairs under each domain.
 const QUEUES_OF_DOMAIN: usize = 4;
 /// Words that a message may have: with five it takes two WQEBBs.
 const WORDS: usize = 5;
-/// Registers of a context that belong to one queue pair each, and registers to be shared, at least: as
-/// many more as the last page has.
+/// Registers of a context that belong to one queue pair each, and the smallest number of registers to be shared: the
+/// last page may have more.
 const REGISTERS: [usize; 2] = [4, 12];
 
 /// Rounds; in each, every queue pair sends.
@@ -44,7 +44,7 @@ pub(crate) struct Worker<S: Sharing> {
     queues: Vec<QueuePair<S>>,
     pub(crate) cq: CompletionQueue,
     _channel: CompletionChannel,
-    /// For each queue pair what it wrote last.
+    /// The last words that each queue pair wrote.
     memory: MemoryRegion<u64>,
 }
 
@@ -76,7 +76,7 @@ impl<S: Sharing> Worker<S> {
                 self.send(at, round, &mut ring)?;
             }
             if round % 8 == 0 {
-                // Arming rings, too.
+                // Arming rings a doorbell, too.
                 self.cq.req_notify(Notify::Next)?;
             }
             self.settle(round)?;
@@ -221,7 +221,7 @@ fn threads_ring_shared_registers() -> Verdict {
         workers.push(Worker::new(&context, &pd, QUEUES)?);
     }
     let most = REGISTERS.into_iter().map(super::pages_for).sum();
-    // As many as there may be, and fewer than queue pairs: so most are shared.
+    // The largest number of pages, with fewer registers than queue pairs: so most are shared.
     assert_eq!(pages()? - before, if combines { most } else { 0 });
     together(&mut workers, &mut [])
 }

@@ -1,4 +1,4 @@
-//! Thread domains: registers that are lent and come back.
+//! Thread domains: doorbell registers that are lent and come back.
 
 use crate::capability::Capability;
 use crate::env;
@@ -47,11 +47,11 @@ fn a_domain_in_use_is_busy() -> Verdict {
 }
 
 fn exhaustion_names_the_number_of_domains() -> Verdict {
-    /// More than any device of the lab has, and few enough to try.
+    /// More registers than any device of the lab has, and few enough to try.
     const MANY: usize = 1 << 14;
     env::alone()?;
     let context = super::open()?;
-    // Where the driver found that writes do not combine, all domains share one register.
+    // If the driver found that writes do not combine, all domains share one register.
     let combines = query_device(&context)?.blueflame_bytes() > 0;
     let mut domains = Vec::new();
     let error = loop {
@@ -83,7 +83,7 @@ fn exhaustion_names_the_number_of_domains() -> Verdict {
 }
 
 fn domains_leave_nothing() -> Verdict {
-    // Pages stay with the context once they are there.
+    // A context keeps its pages of registers.
     rounds(&[ObjectKind::MLX5_UAR, ObjectKind::PD, ObjectKind::QP], |context| {
         super::open()?;
         let context = context.clone();

@@ -80,7 +80,7 @@ fn mappings_outlive_the_object() -> Verdict {
 }
 
 fn exhausted_slots_are_free_again_after_a_drop() -> Verdict {
-    /// More than any device has.
+    /// More VARs than any device has.
     const MANY: usize = 1 << 16;
     env::alone()?;
     let context = super::open()?;

@@ -72,7 +72,7 @@ fn doorbells_of_both_processes_reach_one_page() -> Verdict {
     shown
 }
 
-/// The kernel maps whole pages of the system, and does not say where in them a smaller VAR is.
+/// The kernel maps whole pages of the system, and does not report the place of a smaller VAR in its page.
 fn doorbells_reach_the_page_of_no_other_var() -> Verdict {
     /// Bytes of the emulated device's VARs.
     const LENGTH: usize = 4096;
@@ -122,7 +122,7 @@ fn owner_keeps_its_mapping_after_an_importer_destroys() -> Verdict {
     let page = var.map()?;
     let mut partner = partner(&context)?;
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
-    // The manual lets either side destroy it; here that takes a word.
+    // rdma-core's manual lets either side destroy it; here the importer has to take ownership first.
     partner.ask("var-own", "owned")?;
     partner.ask("var-destroy", "destroyed")?;
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0]);
@@ -142,7 +142,7 @@ fn stale_envelopes_are_refused_until_the_handle_is_used_again() -> Verdict {
     var.destroy()?;
     let error = import(&context, &envelope).unwrap_err();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
-    // The next one has the same offset and handle, so the import cannot tell them apart.
+    // The next VAR has the same offset and handle, so that the import cannot tell them apart.
     env::alone()?;
     let next = alloc(&context)?;
     assert_eq!((next.handle(), next.page_id()), (handle, id));
@@ -157,7 +157,7 @@ fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
     let id = var.page_id();
     let taken = import(&context, &var.export()?)?;
     var.destroy()?;
-    // Their registers are in pages that take the lowest free places of the file.
+    // The pages of their registers take the lowest free offsets of the file.
     let domains = (0..4).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
     match taken.map() {
         Ok(_) => panic!("a page of doorbell registers is mapped as a VAR"),
@@ -220,7 +220,7 @@ fn var_export_has_the_layout_of_rdma_core() -> Verdict {
     assert_eq!(short.errno(), Errno::INVAL);
     let mut elsewhere = bytes;
     elsewhere[16..].copy_from_slice(&(var.mmap_offset() + (1 << 30)).to_ne_bytes());
-    // SAFETY: nothing is mapped there.
+    // SAFETY: no VAR is mapped there.
     let stale = unsafe { Var::import_rdma_core(&context, &elsewhere) }.unwrap_err();
     assert_eq!(stale.errno(), Errno::STALE, "{stale}");
     env::shows_stores()?;

@@ -31,13 +31,13 @@ pub(super) fn at(address: &str) -> Verdict<SocketAddr> {
     Ok(SocketAddr::new(address.parse()?, 0))
 }
 
-/// An interface that sends to the other end of a cable, although the other address is this machine's, too.
+/// An interface that sends over the cable, although the address of the other end belongs to this machine, too.
 pub(super) struct End {
     interface: String,
     /// Its address on Ethernet.
     hardware: String,
     address: &'static str,
-    /// Routing table of packets from the address.
+    /// The routing table for packets from the address.
     table: u32,
 }
 
@@ -46,7 +46,7 @@ impl End {
     pub(super) fn both(near: &str, far: &str) -> Verdict<[End; 2]> {
         let end = |interface: &str, address, table| -> Verdict<End> {
             ip(&format!("addr add {address}/24 dev {interface}"))?;
-            // Arriving packets must not match: those are for this machine.
+            // The rule must not match arriving packets, which are for this machine.
             ip(&format!("rule add from {address} iif lo priority 20 table {table}"))?;
             let hardware = fs::read_to_string(format!("/sys/class/net/{interface}/address"))?;
             let hardware = hardware.trim().to_owned();
@@ -59,7 +59,7 @@ impl End {
         Ok(ends)
     }
 
-    /// Tells the kernel which hardware address the other end has.
+    /// Sets the other end's hardware address in the kernel's neighbour table.
     fn finds(&self, other: &End, hardware: &str) -> Verdict {
         let neighbour = ["-i", &self.interface, "-s", other.address, hardware];
         let output = Command::new("arp").args(neighbour).output()?;
@@ -67,7 +67,7 @@ impl End {
         if output.status.success() { Ok(()) } else { Err(Stop::fail(format!("arp: {why}"))) }
     }
 
-    /// Sets the interface up, which has no routes and knows no neighbours before.
+    /// Sets the interface up, with its routes and neighbours.
     fn up(&self, other: &End) -> Verdict {
         let End { interface, address, table, .. } = self;
         ip(&format!("link set {interface} up"))?;
@@ -86,7 +86,7 @@ impl Drop for End {
     }
 }
 
-/// Waits until something is so.
+/// Waits until `look` finds something.
 pub(super) fn until<T>(what: &str, mut look: impl FnMut() -> Verdict<Option<T>>) -> Verdict<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -102,7 +102,7 @@ pub(super) fn until<T>(what: &str, mut look: impl FnMut() -> Verdict<Option<T>>)
 
 /// A VLAN over the cable of the devices under test.
 struct Vlan {
-    /// The addresses in the tables of both devices.
+    /// The entries of the addresses in both devices' tables of GIDs.
     gids: [GidEntry; 2],
     devices: [Device; 2],
     ends: [End; 2],
@@ -167,7 +167,7 @@ fn datagrams_arrive_in_a_vlan() -> Verdict {
     datagram_arrives(at(NEAR)?, &vlan.devices[1], at(FAR)?)
 }
 
-/// As after a failover. The packets of the connection go to the old address still, where nobody takes them.
+/// As after a failover: the connection's packets still go to the old MAC address, where no interface takes them.
 fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
     const ELSEWHERE: &str = "02:00:00:00:77:77";
     env::unreachable_events()?;
@@ -176,7 +176,7 @@ fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
     let (param, route) = (ConnectParam::new(), route_from(&channel, at(NEAR)?, service.at)?);
     let pair = accepted(ask_by(route, &param)?, service.request()?, &param)?;
     let Pair { active: (a, at_a), passive: (_b, at_b) } = pair;
-    // The kernel has filed the ids of connections that are being set up, too.
+    // The kernel's list has the ids of unfinished connections, too.
     let (_asking, connecting) = ask_by(route_from(&channel, at(NEAR)?, service.at)?, &param)?;
     assert!(!at_a.is_closed());
     vlan.ends[0].finds(&vlan.ends[1], ELSEWHERE)?;
@@ -187,7 +187,7 @@ fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
     at_a.wait_disconnected(Some(SILENCE))?;
     let error = refused(connecting)?;
     assert_eq!(error.errno(), Errno::TIMEDOUT, "{error}");
-    // The side that accepted has no entry in the kernel's list, and hears nothing.
+    // The side that accepted has no entry in the kernel's list, and gets no event.
     vlan.ends[1].finds(&vlan.ends[0], ELSEWHERE)?;
     assert_eq!(at_b.next_event(Some(SILENCE))?, None);
     drop((at_a, a));
@@ -255,7 +255,7 @@ impl Cable {
     }
 }
 
-/// What was under way, which must not have ended.
+/// The step that is under way: it must not have ended.
 fn pending<P, D>(progress: Progress<P, D>) -> Verdict<P> {
     match progress {
         Progress::Pending(pending) => Ok(pending),
@@ -263,8 +263,8 @@ fn pending<P, D>(progress: Progress<P, D>) -> Verdict<P> {
     }
 }
 
-/// One request waits for its answer when the link goes, and another one is sent afterwards. A dead link is no way
-/// to the client, so the server cannot accept, and both clients wait.
+/// One request waits for its answer when the link goes down, and another one is sent afterwards. Over a dead link there
+/// is no path to the client, so that the server cannot accept, and both clients wait.
 fn handshake_on_a_dead_link_is_given_up() -> Verdict {
     let cable = Cable::new()?;
     let (channel, service) = (channel()?, cable.service()?);
@@ -283,8 +283,8 @@ fn handshake_on_a_dead_link_is_given_up() -> Verdict {
     Ok(())
 }
 
-/// Soft-RoCE ends the device's own queue of management messages when it cannot send one, so that no later
-/// handshake leaves the device; a device that is made anew has a new queue.
+/// If soft-RoCE cannot send a management message, it ends the device's own queue for them, and no later handshake
+/// leaves the device. A device that is made again has a new queue.
 fn handshake_connects_on_a_new_link_after_a_dead_one() -> Verdict {
     let mut cable = Cable::new()?;
     let (channel, service) = (channel()?, cable.service()?);

@@ -57,7 +57,7 @@ fn other_credentials_are_refused_on_an_open_channel() -> Verdict {
         assert!(error.message().contains("open another channel"), "{error}");
         drop(id);
         assert_eq!(channel.leaked(), 1);
-        // The node is open to everybody.
+        // All users may open the node.
         EventChannel::open()?.create_id(PortSpace::TCP, QpType::RC)?;
         Ok(())
     })
@@ -82,7 +82,7 @@ impl Drop for MaxBacklog {
     }
 }
 
-/// Connect requests that came to a device, without those that the kernel knew already.
+/// The number of connect requests that came to a device, without repetitions that the kernel knew.
 fn requests_heard(device: &Device) -> Verdict<u64> {
     let port = link_of(&Context::open(device)?)?.port;
     let count = |kind: &str| -> Verdict<u64> {
@@ -93,8 +93,7 @@ fn requests_heard(device: &Device) -> Verdict<u64> {
     Ok(count("cm_rx_msgs")? - count("cm_rx_duplicates")?)
 }
 
-/// The kernel forgets a request that finds the backlog full, so that it takes the peer's repetition for a
-/// new one.
+/// The kernel forgets a request that finds the backlog full, so that it takes the peer's repetition for a new request.
 fn requests_beyond_the_backlog_connect_later() -> Verdict {
     const ROOM: u64 = 2;
     env::lab()?;
@@ -107,7 +106,7 @@ fn requests_beyond_the_backlog_connect_later() -> Verdict {
     for _ in 0..=ROOM {
         asked.push(ask(&channel, service.at, &param)?);
     }
-    // The peer repeats the request that found no room, and only that one is new to the kernel again.
+    // The peer repeats the request that found no room, and only that one is counted again.
     let deadline = Instant::now() + PATIENCE;
     while requests_heard(&device)? <= before + ROOM + 1 {
         if Instant::now() > deadline {
@@ -115,7 +114,7 @@ fn requests_beyond_the_backlog_connect_later() -> Verdict {
         }
         std::thread::sleep(SILENCE);
     }
-    // They need not come in the order in which they were sent.
+    // The order of requests may differ from that in which they were sent.
     let mut accepted = Vec::new();
     for _ in &asked {
         let request = service.request()?;
@@ -187,8 +186,8 @@ fn addresses_in_two_network_namespaces_connect() -> Verdict {
     Ok(())
 }
 
-/// One id waits for the answer to its request, a request waits for its answer, two ids are connected,
-/// one listens, and one is in a multicast group.
+/// One id waits for the answer to its request, a request waits for its answer, two ids are connected, one listens, and
+/// one is in a multicast group.
 fn removed_device_ends_every_step_of_a_handshake() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt6", "10.77.6.1/24")?;
@@ -222,7 +221,7 @@ fn removed_device_ends_every_step_of_a_handshake() -> Verdict {
     }
     let error = service.id.next_request(Some(PATIENCE)).unwrap_err();
     assert_eq!(error.errno(), Errno::NODEV, "{error}");
-    // The remaining objects answer errors, and can be dropped in any order.
+    // Calls of the remaining objects fail, and the objects can be dropped in any order.
     request.accept(&side.qp, &param).unwrap_err();
     resolved.connect(&side.qp, &param).unwrap_err();
     drop((service, side));

@@ -1,5 +1,4 @@
-//! Flow rules: which queue pair receives which packets. They run as root, because rules need
-//! `CAP_NET_RAW`.
+//! Flow rules: the packets that each queue pair receives. The tests run as root, because rules need `CAP_NET_RAW`.
 
 use crate::capability::Capability;
 use crate::env;
@@ -34,8 +33,7 @@ trials![
     rules_leave_nothing,
 ];
 
-/// Sends frames over the cable, of which only the last may be heard under a rule: had one before it
-/// been, it would be heard first.
+/// Sends frames over the cable. Only the last one may arrive under a rule: an earlier one would arrive first.
 #[track_caller]
 fn only_last(a: &mut Station, b: &mut Station, rule: &FlowAttr, frames: &[Frame]) -> Verdict {
     let flow = b.qp.create_flow(rule)?;
@@ -199,7 +197,7 @@ fn drop_rule_drops_packets() -> Verdict {
     a.send(&unwanted)?;
     a.send(&wanted)?;
     b.expect(&wanted)?;
-    // It was the rule that kept it away.
+    // Without the rule the frame arrives: the rule had dropped it.
     dropping.destroy()?;
     b.listen()?;
     a.send(&unwanted)?;
@@ -225,7 +223,7 @@ fn dont_trap_rule_leaves_packets_to_others_or_is_refused() -> Verdict {
     c.listen()?;
     a.send(&frame)?;
     assert_eq!((b.expect(&frame)?.tag, c.expect(&frame)?.tag), (1, 2));
-    // One that keeps them leaves none to the other.
+    // A rule that keeps packets leaves none to the other queue pair.
     first.destroy()?;
     let _keeping = b.qp.create_flow(&udp(&b, 7000).priority(1).tag(3))?;
     b.listen()?;
@@ -255,7 +253,7 @@ fn flow_tag_is_in_the_completion() -> Verdict {
 fn lower_priority_number_wins() -> Verdict {
     let (mut a, mut b) = Station::both()?;
     let mut c = Station::on(&env::second()?)?;
-    // The wide rule is older, and has to wait all the same.
+    // The wide rule is older, and comes second all the same.
     let wide = b.rule().priority(3).spec(FlowEth::new().dst_mac(b.mac)).tag(3);
     let _wide = b.qp.create_flow(&wide)?;
     let narrow = c.qp.create_flow(&udp(&b, 7000).priority(2).tag(2))?;
@@ -288,7 +286,7 @@ fn two_equal_rules_deliver_two_copies() -> Verdict {
     c.listen()?;
     a.send(&frame)?;
     assert_eq!((b.expect(&frame)?.tag, c.expect(&frame)?.tag), (5, 5));
-    // The one ends, the other goes on.
+    // One rule ends, the other goes on.
     drop(one);
     b.listen()?;
     c.listen()?;
@@ -397,13 +395,13 @@ fn rules_need_cap_net_raw() -> Verdict {
     let error = unprivileged(|| it.qp.create_flow(&rule).unwrap_err())?;
     assert_eq!(error.errno(), Errno::PERM);
     assert!(error.message().contains("CAP_NET_RAW"), "{error}");
-    // Ending one needs none.
+    // The destruction of a rule needs no capability.
     let flow = it.qp.create_flow(&rule)?;
     unprivileged(|| flow.destroy())??;
     Ok(())
 }
 
-/// Whether the station hears a frame within its patience; the network may talk as well.
+/// Whether the station hears a frame within its patience; other packets of the network may arrive, too.
 fn hears(a: &mut Station, b: &mut Station, frame: &[u8]) -> Verdict<bool> {
     b.listen()?;
     a.send(frame)?;
@@ -416,12 +414,12 @@ fn hears(a: &mut Station, b: &mut Station, frame: &[u8]) -> Verdict<bool> {
     }
 }
 
-/// To a group that the network interface is not in.
+/// The packet goes to a multicast group that the network interface is not in.
 ///
-/// Linux since 6.16 at the latest looks for the rule beyond the end of its table: the driver of mlx5 refuses the rule,
-/// or takes it and no packet comes. A rule that names the group shows that sender, queue pair and receive are not the
-/// cause. Kernels up to 6.12 have to deliver the frame, which shows that the library asks for the rule correctly; the
-/// kernels between these two were not seen, and nothing is asked of them.
+/// Linux from at the latest 6.16 on reads beyond the end of its table of rules: the driver of mlx5 refuses the rule, or
+/// accepts it and no packet comes. A rule that names the group shows that sender, queue pair and receive work. Kernels
+/// up to 6.12 have to deliver the frame, which shows that the library requests the rule correctly. The kernels in
+/// between were not tested, and the test demands nothing of them.
 fn default_rule_takes_unclaimed_packets() -> Verdict {
     let (mut a, mut b) = Station::both()?;
     let group = [0x01, 0x00, 0x5e, 0x7f, 0x33, 0x44];
@@ -459,13 +457,13 @@ fn sniffer_rule_copies_every_packet() -> Verdict {
             assert!(error.message().contains("sniffer"), "{error}");
         }
     }
-    // Another context does not list it.
+    // Another context does not list the rule.
     drop(it);
     assert_eq!(Context::open(&env::device())?.leaked(), 0);
     Ok(())
 }
 
-/// And now and then a queue pair goes with its rule: they take longer to make.
+/// Some rounds drop the queue pair, too; not all, because it takes longer to make.
 fn rules_leave_nothing() -> Verdict {
     env::packets()?;
     let mac = Station::on(&env::device())?.mac;

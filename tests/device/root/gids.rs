@@ -1,5 +1,5 @@
-//! The choice of a GID where a port's interface has a VLAN or a macvlan, and where two ports are in one subnet; and
-//! paths from a GID that lead to nobody.
+//! The choice of a GID if a port's interface has a VLAN or a macvlan, and if two ports are in one subnet; and paths
+//! from a GID to an address without a host.
 
 use super::cable::until;
 use super::{Interface, Link, PORT, ip, links};
@@ -15,10 +15,10 @@ trials![
     own_interface_comes_before_a_vlan_and_a_macvlan,
     one_address_on_two_interfaces_is_chosen_by_the_route,
     peer_is_reached_from_both_ports_in_one_subnet,
-    paths_that_lead_nowhere_say_why,
+    errors_of_paths_without_a_peer_name_the_reason,
 ];
 
-/// An address that an interface has for the time of a test.
+/// An address of an interface for the duration of a test.
 struct Address(String);
 
 impl Address {
@@ -100,7 +100,7 @@ fn own_interface_comes_before_a_vlan_and_a_macvlan() -> Verdict {
             let port = Port { context, number: PORT, interface: OWN.into() };
             let _upper = upper(OWN, UPPER, kind, "10.77.15.1/24")?;
             let above = port.gid(UPPER, "10.77.15.1")?;
-            // A port whose own interface has a link-local address alone is used by its VLAN.
+            // If a port's own interface has only a link-local address, the VLAN's GID is chosen.
             assert_eq!(port.context.default_gid(PORT)?, above, "{kind}");
             ip(&format!("addr add {own}/24 dev {OWN}"))?;
             let below = port.gid(OWN, own)?;
@@ -131,12 +131,12 @@ fn one_address_on_two_interfaces_is_chosen_by_the_route() -> Verdict {
     let reason = format!("{peer} is reached from 10.77.16.1 of {}", port.interface);
     assert!(chosen.reason.ends_with(&reason), "{}", chosen.reason);
     assert_eq!(port.choose(to_peer.interface(above.ifindex))?, above);
-    // The kernel is followed when its route leads over the VLAN.
+    // The library follows the kernel's route over the VLAN.
     ip(&format!("route add {peer}/32 dev {UPPER} src 10.77.16.1"))?;
     let chosen = port.context.choose_gid(port.number, &to_peer)?;
     assert_eq!(chosen.entry, above, "{}", chosen.reason);
     assert_eq!(port.choose(to_peer.interface(below.ifindex))?, below);
-    // To this machine itself either will do.
+    // For this machine's own address either interface is right.
     let own = GidFilter::new().peer("10.77.16.1".parse()?);
     assert_eq!(port.choose(own)?, below);
     Ok(())
@@ -158,7 +158,7 @@ fn peer_is_reached_from_both_ports_in_one_subnet() -> Verdict {
             assert_eq!(chosen.entry, own, "{}", chosen.reason);
         }
     }
-    // A peer to which the first port alone has a route.
+    // A peer to which only the first port has a route.
     ip(&format!("route add 10.77.18.0/24 dev {} src {}", ports[0].interface, ADDRESSES[0]))?;
     let far = GidFilter::new().peer("10.77.18.9".parse()?);
     let index = index_of(&ports[1].interface)?;
@@ -166,14 +166,14 @@ fn peer_is_reached_from_both_ports_in_one_subnet() -> Verdict {
     let error = ports[1].context.choose_gid(ports[1].number, &far).unwrap_err();
     assert_eq!(error.errno(), Errno::NODATA, "{error}");
     assert!(error.message().contains(&ports[0].interface), "{error}");
-    // On an interface that is named the kernel takes the peer for a neighbour.
+    // If the program names an interface, the kernel takes the peer for a neighbour there.
     let named = ports[1].choose(far.interface(index))?;
     assert_eq!(named.ifindex, index);
     Ok(())
 }
 
 /// The kernel asks for the hardware address of a peer on the link, and waits for the answer.
-fn paths_that_lead_nowhere_say_why() -> Verdict {
+fn errors_of_paths_without_a_peer_name_the_reason() -> Verdict {
     env::lab()?;
     let port = Port::of(&env::device())?;
     let pd = port.context.alloc_pd()?;
@@ -184,7 +184,7 @@ fn paths_that_lead_nowhere_say_why() -> Verdict {
         (v6.into(), "(10.77.19.1) is of IPv4, and the peer's GID 2001:db8::9 of IPv6"),
         (Ipv4Addr::LOCALHOST.into(), "127.0.0.1 is an address of the loopback interface"),
         (Ipv4Addr::new(10, 77, 19, 9).into(), "10.77.19.9 does not answer"),
-        // The kernel takes it for a neighbour, or has no route.
+        // The kernel takes the peer for a neighbour, or has no route.
         (Ipv4Addr::new(198, 51, 100, 9).into(), "no way to the peer: "),
     ];
     for (peer, text) in peers {

@@ -81,7 +81,7 @@ fn checksums_are_filled_in_and_checked() -> Verdict {
         let frame = Frame::new(b.mac, a.mac, b"to be summed up").ip(protocol, from, to, 0);
         let (bare, whole) = (frame.bytes(), frame.summed());
         assert_ne!(bare, whole);
-        // The sender asked for no checksums, and the one of IPv4 is wrong.
+        // The sender did not ask for checksums, and that of IPv4 is wrong.
         b.listen()?;
         a.send(&bare)?;
         assert!(!b.expect(&bare)?.checked);
@@ -89,7 +89,7 @@ fn checksums_are_filled_in_and_checked() -> Verdict {
         b.listen()?;
         a.send_wr(SendWr::packet(Packet::new().ip_checksum(), &sges))?;
         assert!(b.expect(&whole)?.checked);
-        // Right in one header and wrong in the other.
+        // The checksum is right in one header and wrong in the other.
         let mut broken = whole.clone();
         *broken.last_mut().expect("it has bytes") ^= 1;
         b.listen()?;
@@ -154,7 +154,7 @@ fn requests_follow_the_state() -> Verdict {
     let error = it.qp.modify(&init.pkey_index(0)).unwrap_err();
     assert!(error.message().contains("superfluous pkey_index"), "{error}");
     it.qp.modify(&init)?;
-    // The device would receive already.
+    // In INIT the device would receive already.
     assert_eq!(it.listen(), Err(PostError::State(QpState::INIT)));
     it.qp.modify(&QpAttr::new().state(QpState::RTR))?;
     it.listen()?;
@@ -179,7 +179,7 @@ fn reset_discards_receives_and_completions() -> Verdict {
         a.send(&frame)?;
         b.expect(&frame)?;
         a.send_wr(SendWr::send(&[]).inline(&frame))?;
-        // One completion and one receive are left, and go.
+        // The reset discards the remaining completion and receive.
         b.qp.reset(&mut [&mut b.cq])?;
         a.qp.reset(&mut [&mut a.cq])?;
         b.start()?;
@@ -220,7 +220,7 @@ fn contradictory_attributes_are_refused() -> Verdict {
     let error = unprivileged(|| builder(QpType::RAW_PACKET).build().unwrap_err())?;
     assert_eq!(error.errno(), Errno::PERM);
     assert!(error.message().contains("CAP_NET_RAW"), "{error}");
-    // Their completions name rules in place of queue pairs.
+    // CQEs of raw packets name rules in place of queue pairs.
     let Station { qp, cq, .. } = it;
     let mut cq = OwnedCompletionQueue::<()>::new(cq);
     let error = cq.adopt(qp).unwrap_err();

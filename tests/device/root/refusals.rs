@@ -1,5 +1,5 @@
-//! Refusals of a machine that lacks something, or is set up wrong: each error names the cause and what to
-//! do, as the table in `docs/DEPLOYMENT.md` says.
+//! Errors on a machine that lacks something, or is configured wrong: each names the cause and the remedy, as the table
+//! in `docs/DEPLOYMENT.md` does.
 
 use super::cable::{End, FAR, NEAR, at};
 use super::{Interface, Link, PORT, ip, links, other_end};
@@ -20,7 +20,7 @@ trials![
     peer_without_rdma_is_given_up_after_a_minute,
 ];
 
-/// Loads a module, for which the kernel need not ask here.
+/// Loads a module in advance, so that the kernel need not request it.
 fn load(module: &str) -> Verdict {
     let status = Command::new("modprobe").arg(module).status()?;
     if status.success() { Ok(()) } else { Err(Stop::fail(format!("modprobe {module}: {status}"))) }
@@ -55,7 +55,7 @@ fn device_without_an_active_port_is_passed_over() -> Verdict {
 }
 
 fn addresses_without_a_neighbour_or_a_route_are_told_apart() -> Verdict {
-    /// Addresses for documents, to which no route leads.
+    /// An address for documentation (RFC 5737), to which no route leads.
     const NOWHERE: &str = "203.0.113.9";
     env::lab()?;
     let context = env::open()?;
@@ -83,7 +83,7 @@ fn addresses_without_a_neighbour_or_a_route_are_told_apart() -> Verdict {
     let error = resolve(None, NOWHERE, PATIENCE)?;
     assert_eq!(error.errno(), Errno::NETUNREACH, "{error}");
     assert!(error.message().contains("the IP routing table has no"), "{error}");
-    // Nobody has this one of the cable's network.
+    // No host has this address of the cable's network.
     let here = address(&env::device())?;
     let error = resolve(Some((here, 0).into()), "10.0.0.199", Duration::from_secs(1))?;
     assert_eq!(error.errno(), Errno::TIMEDOUT, "{error}");
@@ -91,8 +91,8 @@ fn addresses_without_a_neighbour_or_a_route_are_told_apart() -> Verdict {
     Ok(())
 }
 
-/// Two hosts at a switch, whose port to the peer takes packets of 1500 bytes only: the connection is made, and
-/// short messages arrive.
+/// Two hosts at a switch, whose port to the peer takes packets of at most 1500 bytes: the connection is made, and short
+/// messages arrive.
 fn messages_longer_than_the_mtu_of_the_peer_fail_and_shorter_ones_arrive() -> Verdict {
     links()?;
     load("bridge")?;

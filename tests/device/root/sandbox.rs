@@ -1,5 +1,5 @@
-//! What a container or a hardened host lets a program see: this program once more, in a mount namespace
-//! of its own, without sysfs, without netlink, with few nodes, or without privileges.
+//! The library in a container or on a hardened host: this program once more, in a mount namespace of its own, without
+//! sysfs, without netlink, with few nodes, or without privileges.
 
 use super::ip;
 use crate::capability::Capability;
@@ -43,10 +43,10 @@ trials![
 const SANDBOX: &str = "--sandbox";
 /// A user without privileges.
 const NOBODY: u32 = 65534;
-/// Bytes that such a user may lock. Before Linux 5.16 a machine that says nothing allows 64 KiB, which is too little.
+/// Bytes that such a user may lock. The default before Linux 5.16 is 64 KiB, which is too little.
 const MEMLOCK: u64 = 4 << 20;
 
-/// Runs as that program, if it was started for it.
+/// Runs as that program, if this process was started as one.
 pub(crate) fn run() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(SANDBOX) {
@@ -75,7 +75,7 @@ fn start(task: &str, device: &Device, more: &[&str]) -> Verdict {
     if status.success() { Ok(()) } else { Err(Stop::fail(format!("{task}: {status}"))) }
 }
 
-/// The device that a task is about, as the test outside sees it.
+/// The device of a task, as the test outside of the sandbox sees it.
 struct Subject<'a> {
     name: &'a str,
     node: &'a str,
@@ -103,7 +103,7 @@ fn task(arguments: &[String]) -> Verdict {
         // The library marks its page when it first opens a device.
         return ancient(&subject);
     }
-    // Looked at while all of the machine is shown.
+    // Cached while all of the machine is visible.
     env::port();
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount("--make-rprivate", "/")?;
@@ -130,12 +130,12 @@ fn mount(option: &str, at: &str) -> Verdict {
     if status.success() { Ok(()) } else { Err(Stop::fail(format!("mount {option} {at}"))) }
 }
 
-/// Leaves /sys empty.
+/// Covers /sys with an empty file system.
 fn hide_sysfs() -> Verdict {
     mount("-t tmpfs none", "/sys")
 }
 
-/// Leaves /dev/infiniband and /dev/char empty.
+/// Covers /dev/infiniband and /dev/char with empty file systems.
 fn hide_nodes() -> Verdict {
     mount("-t tmpfs -o mode=755 none", "/dev/infiniband")?;
     if std::path::Path::new("/dev/char").exists() {
@@ -144,7 +144,7 @@ fn hide_nodes() -> Verdict {
     Ok(())
 }
 
-/// Makes a node with these permissions, whatever the umask.
+/// Makes a node with these permissions, regardless of the umask.
 fn make_node(path: &str, (major, minor): (u32, u32), mode: u32) -> Verdict {
     let mode = Mode::from_raw_mode(mode);
     mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor))?;
@@ -170,7 +170,7 @@ fn bare(subject: &Subject<'_>) -> Verdict {
     assert_eq!(Device::by_path(format!("/dev/infiniband/{}", subject.node))?, *device);
 
     let context = Context::open(device)?;
-    // What an open device says of itself.
+    // The open device knows these itself.
     assert_eq!(context.device().port_count(), subject.ports);
     assert_eq!(context.device().node_guid().to_string(), subject.guid);
     for error in [
@@ -197,7 +197,7 @@ fn first_device_that_opens_is_found() -> Verdict {
     start("first", &device, &[&more[0], &numbers[0], &numbers[1], &more[1]])
 }
 
-/// The program of the README on a machine whose first device is somebody else's.
+/// The program of the README, on a machine whose first device belongs to another user.
 fn first(subject: &Subject<'_>) -> Verdict {
     let [node, major, minor, name] = subject.more else {
         return Err(Stop::fail("no second device was named"));
@@ -257,7 +257,7 @@ fn path(subject: &Subject<'_>) -> Verdict {
     let device = Device::by_path("/dev/infiniband/mine")?;
     assert_eq!(device.name(), subject.name);
     assert_eq!(Context::open(&device)?.device(), &device);
-    // The same without anything that describes it.
+    // The same without sysfs, which describes it.
     hide_sysfs()?;
     forbid_netlink()?;
     let device = Device::by_path("/dev/infiniband/mine")?;
@@ -272,8 +272,8 @@ fn device_plugin_gives_one_node_of_all_that_are_shown() -> Verdict {
     start("plugin", &env::second()?, &[env::device().name()])
 }
 
-/// As in a pod of Kubernetes, to which a device plugin gave the second device and the connection manager: sysfs
-/// and netlink go on showing the first one.
+/// As in a pod of Kubernetes, to which a device plugin gave the second device and the connection manager: sysfs and
+/// netlink still show the first device.
 fn plugin(subject: &Subject<'_>) -> Verdict {
     const RDMA_CM: &str = "/dev/infiniband/rdma_cm";
     let [first] = subject.more else { return Err(Stop::fail("no other device was named")) };
@@ -296,7 +296,7 @@ fn plugin(subject: &Subject<'_>) -> Verdict {
     if link_of(&context)?.layer != LinkLayer::ETHERNET {
         return Ok(());
     }
-    // The kernel's routes lead to a device that is here.
+    // The kernel's routes lead to a device that this pod has.
     let own = SocketAddr::new(context.default_gid(link_of(&context)?.port)?.gid.ip(), 0);
     let (channel, service, param) = (channel()?, Service::at(&both[1], own)?, ConnectParam::new());
     let asked = ask_by(route_from(&channel, own, service.at)?, &param)?;
@@ -309,7 +309,7 @@ fn container_that_is_shown_one_device_alone_lists_and_opens_it() -> Verdict {
     start("alone", &env::second()?, &[])
 }
 
-/// As in a container with one node, whose sysfs has nothing of the other devices, without netlink.
+/// As in a container with one node and without netlink, whose sysfs shows no other device.
 fn alone(subject: &Subject<'_>) -> Verdict {
     const WHOLE: &str = "/tmp/uvt-sys";
     let shown = [
@@ -352,7 +352,7 @@ fn file_that_a_supervisor_passes_is_enough() -> Verdict {
     start("supervised", &env::device(), &[])
 }
 
-/// As in a service that may open nothing, and gets the open node over a socket.
+/// As in a service that may open no node, and gets the open file over a socket.
 fn supervised(subject: &Subject<'_>) -> Verdict {
     let (supervisor, service) = UnixStream::pair()?;
     let path = format!("/dev/infiniband/{}", subject.node);
@@ -390,9 +390,9 @@ fn elsewhere(subject: &Subject<'_>) -> Verdict {
     let there = context.default_gid(env::port())?;
     assert!(context.gid_table()?.contains(&there));
     unshare(CloneFlags::CLONE_NEWNET)?;
-    // The kernel goes on showing the GID.
+    // The kernel still shows the GID.
     assert!(context.gid_table()?.contains(&there));
-    // Without netlink the library binds sockets, which the filter of that architecture forbids, too.
+    // Without netlink the library binds sockets, which the filter on x86 forbids, too.
     let ways = if cfg!(target_arch = "x86") { &[true][..] } else { &[true, false] };
     for netlink in ways {
         if !netlink {
@@ -412,12 +412,12 @@ fn root_of_a_user_namespace_works_within_the_limits_of_its_user() -> Verdict {
     start("unprivileged", &env::device(), &[])
 }
 
-/// As in a container that a user started: root of a user namespace, and nobody outside of it.
+/// As in a container that a user started: root of a user namespace, and without privileges outside of it.
 fn unprivileged(subject: &Subject<'_>) -> Verdict {
     setrlimit(Resource::RLIMIT_MEMLOCK, MEMLOCK, MEMLOCK)?;
     rustix::thread::set_thread_gid(Gid::from_raw(NOBODY))?;
     rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
-    // A process that changed its user does not own its files in /proc otherwise.
+    // Otherwise a process that changed its user does not own its files in /proc.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     unshare(CloneFlags::CLONE_NEWUSER)?;
     let map = format!("0 {NOBODY} 1");
@@ -430,7 +430,7 @@ fn unprivileged(subject: &Subject<'_>) -> Verdict {
     let mut pair = Pair::on(context.clone(), context.clone(), Config::rc())?;
     pair.connect()?;
     pair.message(1, 5000)?;
-    // Capabilities of the namespace are none for the device, which belongs to the machine.
+    // Capabilities of the namespace do not count for the device, which belongs to the machine.
     let pd = context.alloc_pd()?;
     let error = pd
         .mr_builder()
@@ -461,7 +461,7 @@ fn node_of_another_device_under_the_name_is_refused() -> Verdict {
     start("stale", &env::device(), &[&number[0], &number[1]])
 }
 
-/// As after a container was made with the nodes of another day.
+/// As in a container that kept old nodes: the numbers belong to another device now.
 fn stale(subject: &Subject<'_>) -> Verdict {
     let [major, minor] = subject.more else {
         return Err(Stop::fail("no second device was named"));
@@ -547,7 +547,7 @@ fn huge(subject: &Subject<'_>) -> Verdict {
     forbid_keeping_from_children()?;
     let pool = pd.buffer_pool_builder(4096).count(4).huge_pages().build();
     if copies {
-        // Linux 5.12 and later: nothing is kept from children.
+        // Linux 5.12 and later: no pages are kept from children.
         pool?;
         return Ok(());
     }

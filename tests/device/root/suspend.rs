@@ -1,10 +1,10 @@
 //! Sleep of the machine, with devices in use.
 //!
-//! soft-RoCE knows nothing of it: packets and timers wait. The driver of mlx5 unloads its device before and loads it
-//! again afterwards, so that programs lose it as if it had been pulled out.
+//! soft-RoCE does not notice the sleep: packets and timers wait. The driver of mlx5 unloads its device before and loads
+//! it again afterwards, so that programs lose it as if it had been pulled out.
 //!
 //! The clock of an emulated machine wakes it from suspend to memory only. Suspend to idle goes as far as the kernel's
-//! own test of it (`pm_test`): all drivers suspend their devices, and for five seconds the processors wait in place of
+//! own test of it (`pm_test`): all drivers suspend their devices, and the processors wait for five seconds in place of
 //! idling.
 
 use super::links;
@@ -19,7 +19,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 use uverbs::device::DriverId;
 
-/// The files that send the machine to sleep, that choose how and how far, and that set the alarm.
+/// The files for the sleep, its kind, its depth, and the alarm.
 const STATE: &str = "/sys/power/state";
 const KIND: &str = "/sys/power/mem_sleep";
 const TEST: &str = "/sys/power/pm_test";
@@ -27,7 +27,7 @@ const ALARM: &str = "/sys/class/rtc/rtc0/wakealarm";
 
 trials![messages_go_on_after_a_suspend, program_works_again_when_its_device_wakes];
 
-/// How a machine sleeps.
+/// A kind of sleep.
 #[derive(Clone, Copy, Debug)]
 enum Sleep {
     Idle,
@@ -35,7 +35,7 @@ enum Sleep {
 }
 
 impl Sleep {
-    /// The ways that this machine offers; skips where there is none.
+    /// The kinds of sleep of this machine; skips if there is none.
     fn ways() -> Verdict<Vec<Sleep>> {
         env::lab()?;
         let offers = |file: &str, word: &str| {
@@ -53,7 +53,7 @@ impl Sleep {
         Ok(ways)
     }
 
-    /// Lets the machine sleep for some seconds.
+    /// Makes the machine sleep for some seconds.
     fn now(self) -> Verdict {
         const SUCCESSES: &str = "/sys/power/suspend_stats/success";
         let count = || -> Verdict<u64> { Ok(fs::read_to_string(SUCCESSES)?.trim().parse()?) };
@@ -128,7 +128,7 @@ fn program_works_again_when_its_device_wakes() -> Verdict {
                 let _ = sender.send(step);
             })
         });
-        // A program that failed says no further step; its reason follows.
+        // A program that failed reports no further step; its error follows.
         let reached = |step| steps.recv_timeout(6 * PATIENCE) == Ok(step);
         if reached(Step::AtWork) {
             sleep.now()?;

@@ -1,5 +1,5 @@
-//! Memory that is lent while the device goes: it comes back when the kernel has destroyed what the
-//! device reached it through, and not when it first says that the device is gone.
+//! Memory that is lent while the device goes: it comes back when the kernel has destroyed the objects through which the
+//! device reached it, and not already at the first report that the device is gone.
 
 use super::Awaited;
 use crate::env;
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use uverbs::owned::{BufferPool, Ending, ScopeError};
 use uverbs::{Access, Context, Device, Errno, PostError, SendWr, WcStatus};
 
-/// Whether the kernel began to take the device away: from then on it answers `EIO` to this, which no
-/// driver has a part in, and has yet to walk what there is. Any other answer is one of its tables,
-/// from which addresses are taken a while before.
+/// Whether the kernel has begun to remove the device. From then on it answers `EIO` to this command, in which no driver
+/// takes part, and has yet to destroy the objects. Any other answer comes from one of its tables, from which addresses
+/// are removed a while before.
 fn is_taken(context: &Context, deadline: Instant) -> Verdict<bool> {
     if Instant::now() > deadline {
         return Err(Stop::fail("nobody took the device away"));
@@ -20,12 +20,12 @@ fn is_taken(context: &Context, deadline: Instant) -> Verdict<bool> {
     Ok(context.query_gid(env::port(), 0).is_err_and(|error| error.errno() == Errno::IO))
 }
 
-/// When a worker gives up waiting for the device to be taken away.
+/// The time at which a worker gives up its wait for the removal.
 fn deadline() -> Instant {
     Instant::now() + 3 * PATIENCE
 }
 
-/// Whether all of the pool is back, and nothing was given up.
+/// Whether all buffers of the pool are back, and no object was given up.
 fn is_whole(pool: &BufferPool, count: usize, context: &Context) -> Verdict {
     match (pool.idle(), context.leaked()) {
         (idle, 0) if idle == count => Ok(()),
@@ -35,7 +35,7 @@ fn is_whole(pool: &BufferPool, count: usize, context: &Context) -> Verdict {
     }
 }
 
-/// Writes all the time, and lets go of everything as soon as the device is taken away.
+/// Writes all the time, and drops everything as soon as the kernel removes the device.
 pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     let make = || Half::on(Context::open(device)?);
     let (mut a, mut b) = pair_of(make()?, make()?)?;
@@ -61,7 +61,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
             }
         }
         if let Err(error) = batch.ring() {
-            // The device may have been taken away since the loop looked.
+            // The kernel may have begun the removal since the loop's check.
             if is_taken(&a.context, deadline)? {
                 break;
             }
@@ -81,7 +81,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     Ok(())
 }
 
-/// Ends a scope, with a request that the peer never answers, as soon as the device is taken away.
+/// Ends a scope, with a request that the peer never answers, as soon as the kernel removes the device.
 pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
     let make = || Half::on(Context::open(device)?);
     let (mut a, b) = pair_of(make()?, make()?)?;
@@ -108,7 +108,7 @@ pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
         other => return Err(Stop::fail(format!("the scope ended as {other:?}"))),
     }
     assert!(local.iter().all(|byte| *byte == 0));
-    // The device writes there no more.
+    // The device does not write there any more.
     local.fill(2);
     drop(inbox);
     let Half { qp, pool, context, .. } = a;

@@ -1,4 +1,4 @@
-//! Futures whose device goes: all of them end, whether or not anything completes.
+//! Futures whose device goes: all of them end, even if no request completes any more.
 
 use super::Awaited;
 use crate::tasks::{Half, connected, runtime};
@@ -8,12 +8,12 @@ use uverbs::aio::tokio::Events;
 use uverbs::aio::{OpError, OpErrorKind};
 use uverbs::{Access, Context, Device, Errno, EventType, WcStatus};
 
-/// Longer than taking the device away may last.
+/// Longer than the longest removal of a device.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Whether a request ended as it may when its device goes. The kernel destroys the objects of one file
-/// after the other: the target of a write may lose its region before its queue pair, and then it
-/// answers that nothing may be written there.
+/// Whether a request ended in a way that the removal of its device explains. The kernel destroys the objects of one
+/// file after the other: the target of a write may lose its region before its queue pair, and then answers that the
+/// write has no right.
 fn is_farewell<L>(failed: &OpError<L>) -> bool {
     const OF_A_REMOVAL: [WcStatus; 4] = [
         WcStatus::WR_FLUSH_ERR,
@@ -62,7 +62,7 @@ async fn all(device: &Device, awaited: Awaited) -> Verdict {
             }
             Err(failed) => break failed,
         }
-        // Others have to do something, too.
+        // Other tasks have to run, too.
         tokio::time::sleep(Duration::from_millis(1)).await;
     };
     if completed == 0 || !is_farewell(&failed) {
@@ -95,7 +95,7 @@ async fn all(device: &Device, awaited: Awaited) -> Verdict {
     Ok(())
 }
 
-/// The device's end is told, and then the stream is over.
+/// The stream reports the end of the device, and then ends.
 async fn stream(context: Context) -> Verdict {
     let mut events = Events::new(&context)?;
     let mut fatal = false;

@@ -10,7 +10,7 @@ use uverbs::{Context, ProtectionDomain, QpType, SendWr};
 
 trials![messages_reach_a_queue_by_its_number, messages_reach_a_queue_of_one_thread];
 
-/// An initiator, a target and two queues, all futures of one completion queue.
+/// An initiator, a target and two queues, all with futures on one completion queue.
 async fn exchange<S: Locking>(
     context: &Context,
     cq: &AsyncCompletionQueue<S>,

@@ -21,7 +21,7 @@ const SOAKING: Duration = Duration::from_secs(2 * 60 * 60);
 /// How long one seed may take in real time. Time is virtual, so that a program that waits for ever ends at once.
 const ONE_SEED: Duration = Duration::from_secs(60);
 
-const ECHO: &str = "an_echo_is_what_was_sent";
+const ECHO: &str = "an_echo_equals_its_message";
 const VALUES: &str = "a_value_is_one_that_was_written";
 
 /// A mistake, and the program whose seeds find it.

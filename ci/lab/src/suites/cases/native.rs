@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Tests that show in a few seconds that port, MTU, partition and counts of objects are not the lab's.
 pub(super) const FEW: &str = "port::port_is_active_and_plausible,port::port_is_in_a_partition,\
                    port::gid_table_and_single_gids_agree,handshake::rc_pairs_connect,\
-                   handshake::smaller_mtu_is_agreed_on,qp::query_returns_what_was_set,\
+                   handshake::smaller_mtu_is_agreed_on,qp::query_returns_the_attributes_that_were_set,\
                    qp::last_part_destroys_the_queue_pair,rc::messages_of_every_size,\
                    ud::datagrams_of_every_size,context::objects_keep_the_context_open,\
                    processes::killed_peer_leaves_nothing,\
