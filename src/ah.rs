@@ -127,8 +127,8 @@ impl<S: Sharing> ProtectionDomain<S> {
             // The kernel takes a reserved identifier, and the device sends to nobody.
             if vector.dlid == 0 {
                 let detail = format!(
-                    "port {} is {link_layer}, where `dlid` is the peer's local identifier or that of a \
-                     router, with a global route or without; 0 is nobody's",
+                    "port {} is {link_layer}, where `dlid` is the local identifier of the peer or of a \
+                     router, with or without a global route; 0 is not valid",
                     vector.port
                 );
                 return Err(Error::invalid("create_ah", detail));

@@ -410,7 +410,7 @@ impl Device {
             return Ok(());
         }
         Err(Error::new(verb, Errno::OPNOTSUPP).detail(format!(
-            "this process has neither RDMA netlink nor sysfs of {}, which alone know {what}",
+            "this process has neither RDMA netlink nor sysfs of {}; only these tell {what}",
             self.name
         )))
     }

@@ -411,7 +411,7 @@ impl fmt::Display for MemoryError {
         match self {
             MemoryError::OutOfRange { offset, length, size } => {
                 let [length, size] = [length, size].map(|&bytes| ByteCount::of(bytes));
-                write!(f, "{length} at {} exceed the {size} that there are", Offset(*offset as u64))
+                write!(f, "{length} at {} exceed the memory of {size}", Offset(*offset as u64))
             }
             MemoryError::Unaligned { offset, length, word } => {
                 let (length, offset) = (ByteCount::of(*length), Offset(*offset as u64));

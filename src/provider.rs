@@ -186,7 +186,7 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         _options: u32,
         _execute: ExecuteModify<'_>,
     ) -> Result<u32> {
-        Err(Error::new(verb, Errno::OPNOTSUPP).detail("the driver has no options of connections"))
+        Err(Error::new(verb, Errno::OPNOTSUPP).detail("the driver has no ECE options"))
     }
 
     /// A doorbell register for the queues of one thread domain; `None` where the doorbell is in the kernel.

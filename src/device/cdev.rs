@@ -233,7 +233,7 @@ fn refused(verb: &'static str, errno: Errno, device: &str, path: &Path, node: &N
              `rdma dev set {device} netns …`), or a device policy keeps this process from {path}"
         ),
         Errno::NXIO => {
-            format!("nothing stands behind {path} any more; list the devices afresh")
+            format!("{path} leads to no device any more; list the devices afresh")
         }
         Errno::NODEV => {
             format!("the driver of {device} is being unloaded; list the devices afresh")

@@ -158,7 +158,8 @@ impl Client<NetlinkSocket> {
     /// A client of the running kernel, on behalf of `verb`, which its errors will name.
     pub(super) fn open(verb: &'static str) -> Result<Self> {
         let socket = NetlinkSocket::open().map_err(|errno| {
-            Error::from_kernel(verb, errno).context(|| "no RDMA netlink socket to be had".into())
+            Error::from_kernel(verb, errno)
+                .context(|| "no RDMA netlink socket can be opened".into())
         })?;
         Ok(Client::new(socket, verb))
     }

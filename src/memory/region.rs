@@ -382,7 +382,7 @@ impl Drop for Pledges<'_> {
         // A child of a fork has a copy of the memory, which no device knows of.
         let kept = self.held.iter().any(|half| Arc::strong_count(half) > 1);
         if kept && !self.epoch.is_over() {
-            abort("uverbs: the kernel keeps memory registered that was borrowed: aborting\n");
+            abort("uverbs: the kernel keeps borrowed memory registered: aborting\n");
         }
     }
 }

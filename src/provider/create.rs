@@ -57,7 +57,7 @@ pub(crate) fn create<K, T>(
     })?;
     match object {
         Some(object) => Ok((object, created)),
-        None => Err(Error::new(verb, Errno::PROTO).detail("the provider asked the kernel nothing")),
+        None => Err(Error::new(verb, Errno::PROTO).detail("the provider issued no command")),
     }
 }
 

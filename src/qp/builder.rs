@@ -336,7 +336,7 @@ impl<S: Sharing> QpBuilder<S> {
             QpType::RC | QpType::UC => Ok(()),
             _ if !self.scatter => Ok(()),
             other => {
-                let detail = format!("completions of type {other} bring no data; RC's and UC's do");
+                let detail = format!("type {other} has no scatter to CQE; RC and UC have it");
                 Err(Error::invalid(verb, detail))
             }
         }

@@ -134,8 +134,8 @@ impl QpControl {
     /// Refuses a queue pair with stale rings, which would carry out requests from before its reset.
     pub(crate) fn check_fresh(&self, verb: &'static str) -> Result<()> {
         if self.qp.is_stale() {
-            let detail = "something else than QueuePair::reset brought the queue pair to state \
-                          RESET, and its queues hold what was posted before: reset it first";
+            let detail = "the queue pair came to state RESET without QueuePair::reset, and its queues \
+                          still hold earlier requests: reset it first";
             return Err(Error::invalid(verb, detail));
         }
         Ok(())
@@ -254,7 +254,7 @@ impl QpControl {
         let own = state.get().vendor_id;
         if ece.vendor_id != own {
             let detail = format!(
-                "options of vendor {:#x}: those of {} are of vendor {own:#x}",
+                "ECE options of vendor {:#x}: those of {} are of vendor {own:#x}",
                 ece.vendor_id,
                 self.qp.file().device.name()
             );
@@ -268,9 +268,8 @@ impl QpControl {
     fn ece_state(&self, verb: &'static str) -> Result<&EceState> {
         self.qp.ece().ok_or_else(|| {
             let device = self.qp.file().device.name();
-            Error::new(verb, Errno::OPNOTSUPP).detail(format!(
-                "{device} did not tell any options of connections (ECE) for the queue pair"
-            ))
+            Error::new(verb, Errno::OPNOTSUPP)
+                .detail(format!("{device} reported no ECE options for the queue pair"))
         })
     }
 

@@ -343,8 +343,8 @@ fn contradictory_creations_are_refused_before_the_kernel() {
         (make(QpType::RAW_PACKET).srq(&srq), "raw packets are received by queues of their own"),
         (make(QpType::RC).cvlan_stripping(), "type RC has no VLAN tags to strip"),
         (make(QpType::UD).cvlan_stripping(), "type UD has no VLAN tags to strip"),
-        (make(QpType::UD).scatter_to_cqe(), "completions of type UD bring no data"),
-        (make(QpType::XRC_INI).scatter_to_cqe(), "completions of type XRC initiator bring no data"),
+        (make(QpType::UD).scatter_to_cqe(), "type UD has no scatter to CQE"),
+        (make(QpType::XRC_INI).scatter_to_cqe(), "type XRC initiator has no scatter to CQE"),
     ];
     for (builder, text) in refused {
         let error = builder.build().unwrap_err();

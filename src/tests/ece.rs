@@ -114,7 +114,7 @@ fn options_of_another_vendor_and_devices_without_any_are_refused() {
         let errors = [qp.query_ece().map(drop).unwrap_err(), qp.set_ece(OFFERED).unwrap_err()];
         for error in errors {
             assert_eq!(error.errno(), Errno::OPNOTSUPP);
-            assert!(error.message().contains("did not tell any options"), "{error}");
+            assert!(error.message().contains("reported no ECE options"), "{error}");
         }
     }
 }

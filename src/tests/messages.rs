@@ -28,7 +28,7 @@ fn a_request_that_is_refused_says_why() {
         (ReadOnly, INVAL, "would write memory that others are reading"),
         (Forked, Errno::OWNERDEAD, "this process is a fork"),
         (HeaderTooLong { max: 60 }, INVAL, "header is longer than 60 bytes"),
-        (HeaderTooShort { min: 18 }, INVAL, "the device wants 18 bytes of the packet"),
+        (HeaderTooShort { min: 18 }, INVAL, "the device requires 18 bytes of the packet"),
         (NoChecksums, Errno::OPNOTSUPP, "fills in no checksums"),
         (Ring(RingError::ForeignThreadDomain), INVAL, "created under another thread domain"),
         (Ring(RingError::StillQueued(Errno::NOSPC)), Errno::NOSPC, "the requests stay in it"),
@@ -124,7 +124,7 @@ fn a_poll_and_an_access_to_memory_that_are_refused_say_why() {
     let refusals = [
         (
             MemoryError::OutOfRange { offset: 250, length: 10, size: 256 },
-            "10 bytes at 250 exceed the 256 bytes that there are",
+            "10 bytes at 250 exceed the memory of 256 bytes",
         ),
         (
             MemoryError::Unaligned { offset: 3, length: 9, word: 8 },

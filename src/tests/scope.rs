@@ -415,7 +415,7 @@ fn a_kernel_that_refuses_the_reset_aborts_the_process() {
 fn a_kernel_that_refuses_to_deregister_aborts_the_process() {
     if aborts_in_a_child(
         "tests::scope::a_kernel_that_refuses_to_deregister_aborts_the_process",
-        "keeps memory registered",
+        "keeps borrowed memory registered",
     ) {
         return;
     }

@@ -194,7 +194,7 @@ impl fmt::Display for RingError {
         match self {
             RingError::StillQueued(errno) => write!(
                 f,
-                "the kernel refused to look at the queue ({errno}); the requests stay in it: do not free \
+                "the kernel refused to read the queue ({errno}); the requests stay in it: do not free \
                  their memory before they complete"
             ),
             RingError::ForeignThreadDomain => {
@@ -256,7 +256,7 @@ impl fmt::Display for PostError {
                 f.write_str("the memory belongs to another protection domain than the queue")
             }
             PostError::NamesMemory => {
-                f.write_str("the request names memory by number, where the memory is to be given")
+                f.write_str("the request names memory by number, but this call takes the memory itself")
             }
             PostError::ReadOnly => {
                 f.write_str("the device would write memory that others are reading")
@@ -268,7 +268,7 @@ impl fmt::Display for PostError {
                 write!(f, "the header is longer than {max} bytes; the rest is data")
             }
             PostError::HeaderTooShort { min } => {
-                write!(f, "the device wants {min} bytes of the packet as its header or inline")
+                write!(f, "the device requires {min} bytes of the packet as its header or inline")
             }
             PostError::NoChecksums => {
                 f.write_str("the device fills in no checksums of raw packets")

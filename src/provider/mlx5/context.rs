@@ -171,13 +171,13 @@ impl Limits {
         }
         if resp.cqe_version != 1 {
             return refuse(format!(
-                "the device writes completions of version {}; 1 is needed, which names user indices",
+                "the device writes CQEs of version {}; version 1, with user indices, is needed",
                 resp.cqe_version
             ));
         }
         if resp.num_uars_per_page == 0 || resp.log_uar_size < 12 {
             return refuse(format!(
-                "the driver tells of {} UARs of 2^{} bytes in a page",
+                "the driver reports {} UARs of 2^{} bytes in a page",
                 resp.num_uars_per_page, resp.log_uar_size
             ));
         }

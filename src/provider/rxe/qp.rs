@@ -40,7 +40,7 @@ pub(super) fn create(
 ) -> Result<CreatedQp> {
     if attr.scatter {
         return Err(
-            Error::new(verb, Errno::OPNOTSUPP).detail("only mlx5 has completions that bring data")
+            Error::new(verb, Errno::OPNOTSUPP).detail("only mlx5 puts received data into CQEs")
         );
     }
     let gate = rxe.gate(verb)?;
