@@ -53,7 +53,7 @@ pub(crate) mod tests {
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
-    /// Where a process finds its standard error.
+    /// The state of a test process's standard error.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Stderr {
         Read,

@@ -124,7 +124,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             }
         };
         if link_layer != LinkLayer::ETHERNET {
-            // The kernel takes a reserved identifier, and the device sends to nobody.
+            // The kernel accepts the reserved identifier 0, and the device sends to no port.
             if vector.dlid == 0 {
                 let detail = format!(
                     "port {} is {link_layer}, where `dlid` is the local identifier of the peer or of a \
@@ -159,8 +159,8 @@ impl AddressHandle {
         self.pd.handle()
     }
 
-    /// Destroys the handle and says whether that went well. Dropping it does the same silently, after the
-    /// last request that names it.
+    /// Destroys the handle, and returns an error if that fails. Dropping it does the same silently, after
+    /// the last request that names it.
     ///
     /// # Errors
     ///

@@ -68,7 +68,7 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// How the request ended. Unless it is [`WcStatus::SUCCESS`], only `wr_id`, `qpn` and
+    /// The outcome of the request. Unless it is [`WcStatus::SUCCESS`], only `wr_id`, `qpn` and
     /// `vendor_err` mean anything beside it.
     #[inline]
     pub fn status(&self) -> WcStatus {

@@ -93,8 +93,8 @@ impl Context {
         Context::open_first_of(devices, |_, _| {})
     }
 
-    /// Opens the first of these devices that opens and has an active port; `skipped` is told about each
-    /// device before it that does not, and why.
+    /// Opens the first of these devices that opens and has an active port; `skipped` is called with
+    /// each device before it that does not, and the reason.
     ///
     /// # Errors
     ///
@@ -209,7 +209,7 @@ impl Context {
         Ok(self.file.query_device("query_device")?.0)
     }
 
-    /// How many completion vectors (interrupts) completion queues may choose from.
+    /// The number of completion vectors (interrupts) that completion queues may choose from.
     #[doc(alias = "num_comp_vectors")]
     pub fn completion_vectors(&self) -> u32 {
         self.file.completion_vectors
@@ -225,8 +225,8 @@ impl Context {
         ProtectionDomain::alloc(self)
     }
 
-    /// How many objects of this context could not be destroyed when they were dropped: 0 unless the kernel
-    /// refused, for one because another holder of the file still uses them.
+    /// The number of objects of this context that could not be destroyed when they were dropped: 0 unless
+    /// the kernel refused, for one because another holder of the file still uses them.
     ///
     /// Their memory is not freed before the process ends, because a device may still reach it. The same
     /// holds for what a memory window [holds](crate::MemoryWindow#what-a-window-holds), which counts as one

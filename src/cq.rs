@@ -91,8 +91,8 @@ pub struct CompletionQueue {
     /// Whether the poller has to catch up with the control path; shut in a forked child.
     gate: Gate,
     control: CqControl,
-    /// Whether arming is a store, or a command to the kernel: there is a channel, and no device in this process
-    /// that has to be told.
+    /// Whether arming is a store, or a command to the kernel: there is a channel, and the device is not in this
+    /// process.
     arms_directly: bool,
     /// The events that its channel announced.
     arm_sn: ArmSn,
@@ -103,7 +103,7 @@ pub struct CompletionQueue {
 /// It names the queue where queue pairs are made while another thread owns the queue and polls it. Clones
 /// are handles of the same queue, and may be used from any thread. The queue is destroyed when the
 /// [`CompletionQueue`], all handles and all queue pairs and shared receive queues that complete to it are
-/// gone; completions that come once the [`CompletionQueue`] is dropped are polled by nobody.
+/// gone; nobody polls completions that arrive after the [`CompletionQueue`] was dropped.
 ///
 /// ```no_run
 /// # use uverbs::{CompletionQueue, ProtectionDomain, QpType};
@@ -627,8 +627,8 @@ impl CompletionQueue {
         }
     }
 
-    /// How many completions the queue holds for certain before it overflows: as many as were asked
-    /// for, or more, as rdma-core's `cqe` counts them.
+    /// The number of completions that the queue is sure to hold before it overflows: the requested
+    /// number or more, as rdma-core's `cqe` counts them.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
@@ -638,8 +638,8 @@ impl CompletionQueue {
         self.control.clone()
     }
 
-    /// Destroys the queue and says whether that went well; dropping it does the same silently, as
-    /// soon as nothing uses it any more.
+    /// Destroys the queue, and returns an error if that fails; dropping it does the same silently,
+    /// as soon as nothing uses it any more.
     ///
     /// # Errors
     ///
@@ -838,7 +838,8 @@ fn above_max_cqe(file: &File, cqe: u32) -> Option<String> {
     above_limits(file.device.name(), &[("cqe", cqe, limits.max_cqe)])
 }
 
-/// Why a completion queue could not be polled, or a [scope](crate::owned::Scope) not wait for a request.
+/// The reason why a completion queue could not be polled, or a [scope](crate::owned::Scope) could not
+/// wait for a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollError {

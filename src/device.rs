@@ -3,7 +3,7 @@
 //!
 //! RDMA netlink is asked first; where there is none (a sandbox, an old kernel), sysfs is read
 //! instead, and a node in `/dev/infiniband` that neither shows is opened and asked for its driver.
-//! Devices that this library has no provider for are listed all the same. Where none is listed,
+//! Devices that this library has no provider for are listed, too. Where none is listed,
 //! [`absence()`] says why.
 //!
 //! ```no_run
@@ -113,7 +113,7 @@ pub struct Device {
     /// The path that [`by_path`](Self::by_path) was given, or where its node was found; without one the node is
     /// looked for in `/dev`.
     path: Option<PathBuf>,
-    /// Netlink or sysfs described it; otherwise its node alone is known.
+    /// Netlink or sysfs described it; otherwise only its node is known.
     described: bool,
     /// The system that has it.
     platform: Platform,
@@ -270,8 +270,8 @@ impl Device {
         &self.name
     }
 
-    /// Whether netlink or sysfs described the device. Otherwise its node alone is known, and the driver,
-    /// which the device itself told; ports, GUIDs and firmware are known once it is open
+    /// Whether netlink or sysfs described the device. Otherwise only its node and its driver are known,
+    /// which the library asked the device for; ports, GUIDs and firmware are known once it is open
     /// ([`Context::device`](crate::Context::device)). Calls that need more say so.
     pub fn is_described(&self) -> bool {
         self.described
@@ -424,7 +424,7 @@ impl Device {
         Err(Error::invalid(verb, detail))
     }
 
-    /// How many objects of each kind exist on the device, in all processes and the kernel.
+    /// The number of objects of each kind on the device, in all processes and the kernel.
     ///
     /// # Errors
     ///

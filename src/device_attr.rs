@@ -49,9 +49,9 @@ bitflags::bitflags! {
         const SHUTDOWN_PORT = cap::IB_UVERBS_DEVICE_SHUTDOWN_PORT.bits();
         /// An event tells that a port became active.
         const PORT_ACTIVE_EVENT = cap::IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT.bits();
-        /// `sys_image_guid` is told.
+        /// `sys_image_guid` is reported.
         const SYS_IMAGE_GUID = cap::IB_UVERBS_DEVICE_SYS_IMAGE_GUID.bits();
-        /// A peer that finds no receive is told to wait.
+        /// A requester that finds no receive gets an RNR NAK.
         const RC_RNR_NAK = cap::IB_UVERBS_DEVICE_RC_RNR_NAK_GEN.bits();
         /// Shared receive queues can be resized.
         const SRQ_RESIZE = cap::IB_UVERBS_DEVICE_SRQ_RESIZE.bits();
@@ -283,7 +283,7 @@ pub struct DeviceAttr {
     pub max_srq_sge: u32,
     /// Partition keys of a port.
     pub max_pkeys: u16,
-    /// How long an acknowledgement may take inside the device, 4.096 µs · 2ⁿ.
+    /// The longest time that an acknowledgement takes inside the device, 4.096 µs · 2ⁿ.
     pub local_ca_ack_delay: u8,
     /// Ports.
     pub phys_port_cnt: u32,
@@ -392,8 +392,7 @@ impl DeviceAttr {
     }
 }
 
-/// Which values are above the device's limits for them, in words; `None` if none is. Each comes with its
-/// name and its limit.
+/// Names the values that are above the device's limits; `None` if none is. Each of `values` has its name and its limit.
 pub(crate) fn above_limits(device: &str, values: &[(&str, u32, u32)]) -> Option<String> {
     let above: Vec<_> = values
         .iter()

@@ -333,7 +333,7 @@ impl From<Error> for std::io::Error {
 /// ```
 #[derive(Clone)]
 pub struct ErrorWith<T> {
-    /// Why the call failed.
+    /// The reason of the failure.
     pub error: Error,
     /// The object that the call was given.
     pub object: T,
@@ -376,25 +376,25 @@ impl<T> fmt::Display for ErrorWith<T> {
 
 impl<T> std::error::Error for ErrorWith<T> {}
 
-/// Why bytes of a memory region, of [device memory](crate::DeviceMemory) or of a
+/// The reason why bytes of a memory region, of [device memory](crate::DeviceMemory) or of a
 /// [doorbell page](crate::mlx5::DoorbellPage) were not named, copied or written. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// They do not lie within the memory.
     OutOfRange {
-        /// Where they would begin, in bytes.
+        /// Their offset, in bytes.
         offset: usize,
-        /// How many they would be.
+        /// Their number.
         length: usize,
         /// The bytes that there are.
         size: usize,
     },
     /// Only whole words can be accessed here, at multiples of their size.
     Unaligned {
-        /// Where the bytes would begin.
+        /// The offset of the bytes.
         offset: usize,
-        /// How many they would be.
+        /// Their number.
         length: usize,
         /// Bytes of a word.
         word: usize,

@@ -33,8 +33,8 @@ use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How long objects of a file wait until the kernel has destroyed them while it disassociates the file: all
-/// of them together, counted from the first that is dropped.
+/// The longest wait of a file's objects until the kernel has destroyed them while it disassociates the
+/// file: for all together, counted from the first that is dropped.
 const DISASSOCIATE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 5000 });
 
 #[derive(Debug)]

@@ -110,7 +110,7 @@ impl McastMembership {
         self.lid
     }
 
-    /// Ends the membership and says whether that went well; dropping it does the same silently.
+    /// Ends the membership, and returns an error if that fails; dropping it does the same silently.
     ///
     /// # Errors
     ///

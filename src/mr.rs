@@ -174,13 +174,13 @@ impl<T, M> MemoryRegion<T, M> {
         self.inner.iova
     }
 
-    /// How many whole values of `T` the memory holds.
+    /// The number of whole values of `T` in the memory.
     #[expect(clippy::len_without_is_empty, reason = "there are no empty regions")]
     pub fn len(&self) -> usize {
         self.byte_len().checked_div(size_of::<T>()).unwrap_or(0)
     }
 
-    /// How many bytes the device can reach.
+    /// The number of bytes that the device can reach.
     pub fn byte_len(&self) -> usize {
         usize::try_from(self.inner.reach()).unwrap_or(usize::MAX)
     }

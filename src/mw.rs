@@ -38,7 +38,7 @@ pub enum WindowType {
     Two,
 }
 
-/// How many regions, and how many queue pairs, a window holds before [`bind`](MemoryWindow::bind)
+/// The number of regions, and of queue pairs, that a window holds before [`bind`](MemoryWindow::bind)
 /// reallocates it and releases them. Each held region may be pinned memory that the program no longer
 /// needs. A window that was bound to fewer regions is not reallocated for this reason.
 const MAX_HELD: usize = 16;

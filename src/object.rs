@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uverbs_uapi as uapi;
 
-/// How long to pause between two attempts while the kernel disassociates the file.
+/// The pause between two attempts while the kernel disassociates the file.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The kinds of kernel objects: their ids in the kernel's ABI, and their DESTROY methods.

@@ -25,7 +25,7 @@ mod sealed {
     impl Sealed for super::Exclusive {}
 }
 
-/// How queues ring their doorbell register: [`Shared`] or [`Exclusive`].
+/// The way queues ring their doorbell register: [`Shared`] or [`Exclusive`].
 pub trait Sharing: sealed::Sealed + Send + Sync + 'static {}
 
 /// Queues of a plain protection domain: they may share a doorbell register with other queues, and the library
@@ -164,7 +164,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         QpBuilder::new(self.inner.clone(), send, recv, qp_type)
     }
 
-    /// Deallocates the domain and says whether that went well; dropping it does the same silently.
+    /// Deallocates the domain, and returns an error if that fails; dropping it does the same silently.
     ///
     /// # Errors
     ///

@@ -88,7 +88,7 @@ open_enum! {
 }
 
 impl LinkWidth {
-    /// How many lanes; `None` for an unknown code.
+    /// The number of lanes; `None` for an unknown code.
     pub fn lanes(self) -> Option<u32> {
         Some(match self {
             Self::X1 => 1,
@@ -214,11 +214,11 @@ pub struct PortAttr {
     pub sm_lid: u16,
     /// Service level of the subnet manager.
     pub sm_sl: u8,
-    /// How many low bits of the local identifier the port answers to.
+    /// LMC: the number of low bits of the local identifier that the port ignores.
     pub lmc: u8,
     /// Code of the number of virtual lanes.
     pub max_vl_num: u8,
-    /// How long the subnet takes to deliver, 4.096 µs · 2ⁿ.
+    /// The longest delivery time of the subnet, 4.096 µs · 2ⁿ.
     pub subnet_timeout: u8,
     /// The initialisation that the subnet manager did (`InitTypeReply`).
     pub init_type_reply: u8,

@@ -99,7 +99,7 @@ pub(crate) struct QpInner {
     pub(crate) groups: Groups,
     event_key: EventKey,
     pub(crate) base: Base,
-    /// How its completion queues identify it.
+    /// Its identity in its completion queues.
     pub(crate) member: Member,
     /// The options of its connection; `None` if the device has none.
     ece: Option<EceState>,

@@ -469,8 +469,8 @@ impl SharedReceiveQueue {
         self.inner.object.handle()
     }
 
-    /// Destroys the queue and says whether that went well; dropping it does the same silently, as
-    /// soon as no queue pair uses it any more.
+    /// Destroys the queue, and returns an error if that fails; dropping it does the same silently,
+    /// as soon as no queue pair uses it any more.
     ///
     /// # Errors
     ///

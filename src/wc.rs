@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::fmt;
 
 open_enum! {
-    /// How a request ended. After any error the queue pair is in state
+    /// The outcome of a request. After any error the queue pair is in state
     /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and
     /// its other posted requests complete as `WR_FLUSH_ERR`.
     ///
@@ -33,9 +33,9 @@ open_enum! {
         /// domain, or the region does not permit the access. Keep the region until the request is over, name its
         /// own `lkey`, and register it with [`LOCAL_WRITE`](crate::Access::LOCAL_WRITE) if the device writes it.
         LOC_PROT_ERR = 4, "local protection error";
-        /// The queue pair was in an error state, or came to it, before the request was done; a send may have reached
-        /// the peer all the same. Look for the first other error of the queue pair, or for the change that moved it
-        /// to [`ERR`](crate::QpState::ERR), such as a disconnect.
+        /// The queue pair was in an error state, or came to it, before the request was done; a send may still have
+        /// reached the peer. Look for the first other error of the queue pair, or for the change that moved it to
+        /// [`ERR`](crate::QpState::ERR), such as a disconnect.
         WR_FLUSH_ERR = 5, "request flushed";
         /// A memory window could not be bound. Its region needs [`MW_BIND`](crate::Access::MW_BIND), and the
         /// window may not have more rights than the region, nor lie outside of it.
@@ -122,7 +122,7 @@ impl WcOpcode {
 pub struct Wc {
     /// The number that the request was posted with.
     pub wr_id: u64,
-    /// How the request ended.
+    /// The outcome of the request.
     pub status: WcStatus,
     /// The kind of the request.
     pub opcode: WcOpcode,
@@ -174,7 +174,7 @@ impl Wc {
     ///
     /// # Errors
     ///
-    /// How the request failed.
+    /// The status of the failed request.
     #[inline]
     pub fn ok(&self) -> Result<&Self, WcError> {
         if self.is_success() { Ok(self) } else { Err(WcError::of(self)) }
@@ -187,7 +187,7 @@ impl Wc {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WcError {
-    /// How the request ended; never [`WcStatus::SUCCESS`].
+    /// The outcome of the request; never [`WcStatus::SUCCESS`].
     pub status: WcStatus,
     /// The number that the request was posted with.
     pub wr_id: u64,

@@ -70,7 +70,7 @@ pub struct XrcDomain {
 
 /// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
 ///
-/// For the first process, and with the flags of C for a program that is told them:
+/// With the flags of `open(2)` that a C program passes, and for the first process of a file:
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, file: &std::fs::File, fresh: &std::fs::File) -> uverbs::Result<()> {

@@ -67,7 +67,7 @@ impl NamedHandles {
         self.sweep();
     }
 
-    /// How many requests that have not completed name `number`.
+    /// The number of uncompleted requests that name `number`.
     pub(crate) fn requests(&self, number: u32) -> usize {
         let Some(inner) = self.0.lock() else { return 0 };
         let mut count = 0;

@@ -155,7 +155,7 @@ impl Recvs {
     }
 }
 
-/// A completion queue that is filled when told.
+/// A completion queue that [`fill`](Self::fill) fills.
 #[derive(Debug)]
 pub(super) struct Completed {
     ring: cq::Mlx5Cq,

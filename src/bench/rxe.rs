@@ -99,7 +99,7 @@ impl Recvs {
     }
 }
 
-/// A completion queue that is filled when told.
+/// A completion queue that [`fill`](Self::fill) fills.
 #[derive(Debug)]
 pub(super) struct Completed {
     file: OwnedFd,

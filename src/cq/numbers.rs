@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// The numbers that no other queue pair of a completion queue may get. rxe assigns numbers in a circle, and
 /// may assign one again while completions of its last owner are still in the queue.
 ///
-/// There is no model of it: each call is one step under a lock, and between `is_leased` and `lease` the kernel assigns
-/// the number to nobody else.
+/// It needs no loom model: each call is one step under a lock, and between `is_leased` and `lease` the kernel does not
+/// assign the number again.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers(Lock<HashSet<u32>>);
 

@@ -1,5 +1,5 @@
-//! Why a machine, or a container on it, has no RDMA device: the modules, PCI functions, nodes and
-//! namespaces to look at.
+//! The reasons why a machine, or a container on it, has no RDMA device: the modules, PCI functions,
+//! nodes and namespaces to look at.
 
 use super::by_node::DevTree;
 use super::driver_id::{DriverId, PciId, driver_of_pci};
@@ -40,7 +40,7 @@ pub struct IdleFunction {
     pub module: &'static str,
 }
 
-/// Why no RDMA device is listed, returned by [`absence()`]. Displays as sentences, each with a remedy.
+/// The reasons why no RDMA device is listed, returned by [`absence()`]. Displays as sentences, each with a remedy.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Absence {

@@ -54,7 +54,7 @@ struct Interface {
     master: u32,
 }
 
-/// How the kernel sends to a peer.
+/// The kernel's route to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     /// The interface; 0 where no netlink socket could be opened to ask for it.
@@ -139,8 +139,8 @@ impl Addresses {
     }
 }
 
-/// How the kernel sends to `peer`; of routes over `interface` alone, unless that is 0. With an interface the kernel
-/// takes an IPv4 peer to which no route leads for a neighbour; `confirmed` refuses that by `EHOSTUNREACH`.
+/// The kernel's route to `peer`; only over `interface`, unless that is 0. With an interface, the kernel treats an
+/// IPv4 peer without a route as a neighbour; `confirmed` refuses that with `EHOSTUNREACH`.
 pub(crate) fn route_to(
     platform: &Platform,
     peer: IpAddr,

@@ -80,7 +80,7 @@ impl<'a> DevTree<'a> {
         Ok(Device { driver, ..device })
     }
 
-    /// Why the node at a path is no device of this process; `None` if it is one.
+    /// The reason why the node at a path is no device of this process; `None` if it is one.
     pub(super) fn refusal(&self, path: &Path) -> Option<String> {
         let number = cdev::number_at(OPEN, path);
         let opened = number.and_then(|number| self.open(OPEN, path, number));

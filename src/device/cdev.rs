@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long udev gets to make a node.
+/// The longest wait for udev to make a node.
 const UDEV_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The number of a character device.
@@ -54,7 +54,7 @@ pub(super) struct Node {
     pub(super) abi: u32,
 }
 
-/// Where nodes are looked for and for how long.
+/// The directories in which nodes are searched, and the longest wait for one.
 pub(super) struct Nodes<'a> {
     pub(super) dev: &'a Path,
     /// `None` for the default of a system with or without udev, decided when a node is not there.

@@ -198,7 +198,7 @@ pub(super) fn driver_of_pci(pci: PciId) -> Option<DriverId> {
         .then_some(DriverId::MLX5)
 }
 
-/// Why no provider drives a device.
+/// The reason why no provider drives a device.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mismatch {
     /// There is none for this driver.

@@ -86,7 +86,7 @@ impl Device {
     }
 }
 
-/// How many objects of each kind a device has.
+/// The number of objects of each kind on a device.
 pub(super) fn resources(
     verb: &'static str,
     system: &Arc<dyn HostSystem>,

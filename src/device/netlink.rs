@@ -22,8 +22,7 @@ use uverbs_uapi::nldev::{RDMA_NL_GET_CLIENT, RDMA_NL_GET_TYPE, RDMA_NL_NLDEV};
 /// Bytes of the longest datagram: the kernel fills a reader's buffer, but never more than these.
 const LONGEST: usize = 32 << 10;
 
-/// How often a dump that the kernel calls inconsistent, or whose answers did not fit the socket,
-/// is started afresh.
+/// The number of attempts at a dump that the kernel calls inconsistent, or whose answers did not fit the socket.
 const DUMP_ATTEMPTS: u32 = 8;
 
 /// Requests in one datagram: their answers, of a page or two each, have to fit the socket.

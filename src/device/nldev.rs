@@ -103,7 +103,7 @@ impl<W: NetlinkTransport> Client<W> {
         self.ask(&request, netdev)
     }
 
-    /// How many objects of each kind a device has. `EINVAL` if there is no such device.
+    /// The number of objects of each kind on a device. `EINVAL` if there is no such device.
     pub(super) fn resources(&mut self, index: u32) -> Result<ResourceCounts> {
         let request = Request::new(RDMA_NLDEV_CMD_RES_GET).number(RDMA_NLDEV_ATTR_DEV_INDEX, index);
         self.ask(&request, resources)

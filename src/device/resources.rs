@@ -1,9 +1,9 @@
-//! How many kernel objects a device has. Pairs with `RDMA_NLDEV_CMD_RES_GET`.
+//! The number of kernel objects on a device. Pairs with `RDMA_NLDEV_CMD_RES_GET`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How many objects of each kind exist on a device, in all processes and the kernel.
+/// The number of objects of each kind on a device, in all processes and the kernel.
 ///
 /// Two counts compare equal when every kind has the same number, so that "nothing was leaked" is
 /// one comparison of before and after.

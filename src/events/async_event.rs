@@ -203,8 +203,8 @@ impl Context {
         self.file.events.reader().unwrap_or_else(|_| self.file.events.as_fd())
     }
 
-    /// How many events, of completion channels too, were dropped because their object was
-    /// destroyed before they were read.
+    /// The number of events, those of completion channels included, that were dropped because their
+    /// object was destroyed before they were read.
     pub fn dead_events(&self) -> u64 {
         self.file.dead_events.load(Ordering::Relaxed)
     }

@@ -362,7 +362,7 @@ impl FlowPorts {
     }
 }
 
-/// Which half of a field.
+/// A half of a field.
 #[derive(Clone, Copy)]
 enum Pick {
     Value,

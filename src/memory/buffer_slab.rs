@@ -69,7 +69,7 @@ struct BufferHead<K, N> {
     index: u32,
     /// The index of the next buffer in the list of free ones, plus one; 0 at its end.
     next: AtomicU32,
-    /// How many owners the buffer has: 0 in the list, one, or more if it is shared.
+    /// The number of owners: 0 in the list, 1, or more if the buffer is shared.
     holders: AtomicU32,
 }
 
@@ -122,12 +122,12 @@ impl<K, N> BufferSlab<K, N> {
         self.size
     }
 
-    /// How many buffers there are.
+    /// The number of buffers.
     pub(crate) fn count(&self) -> usize {
         self.heads.len()
     }
 
-    /// How many buffers are free right now.
+    /// The number of buffers that are free right now.
     pub(crate) fn idle(&self) -> usize {
         let idle = |head: &&BufferHead<K, N>| head.holders.load(Ordering::Relaxed) == 0;
         self.heads.iter().filter(idle).count()

@@ -55,7 +55,7 @@ impl CqBuffer {
         &self.memory
     }
 
-    /// How many CQEs there are.
+    /// The number of CQEs.
     #[inline(always)]
     pub(crate) fn count(&self) -> u32 {
         self.mask + 1

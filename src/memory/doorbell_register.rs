@@ -85,7 +85,7 @@ impl DoorbellRegister {
         })
     }
 
-    /// Whether a ring has to be [told](Self::tell), because the device is in this process.
+    /// Whether the device is in this process, so that [`tell`](Self::tell) must follow each ring.
     pub(crate) fn is_hosted(&self) -> bool {
         self.mapping.is_hosted()
     }

@@ -103,7 +103,7 @@ impl Mapping {
         Mapping { pages: OwnedHere::of(Pages { raw, hosted }, epoch) }
     }
 
-    /// Whether a store has to be told, because the device is in this process.
+    /// Whether the device is in this process, so that [`tell`](Self::tell) must follow each store.
     #[inline]
     pub(crate) fn is_hosted(&self) -> bool {
         self.pages.hosted.is_some()

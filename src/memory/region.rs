@@ -108,7 +108,7 @@ unsafe impl StableBytes for MmapMut {
     }
 }
 
-/// Memory that somebody else owns, named by its address.
+/// Memory that the region does not own, named by its address.
 #[derive(Debug)]
 pub struct RawRange(());
 
@@ -152,7 +152,7 @@ pub(crate) struct Backing<M> {
     rights_are_promised: bool,
 }
 
-/// Where registered memory is.
+/// The location of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     /// In this process.

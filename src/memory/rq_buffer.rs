@@ -54,7 +54,7 @@ impl<T, const LEAST: usize> RqBuffer<T, LEAST> {
         index << self.log
     }
 
-    /// How many segments a WQE has.
+    /// The number of segments of a WQE.
     pub(crate) fn each(&self) -> u32 {
         1 << self.log
     }

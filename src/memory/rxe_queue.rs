@@ -23,7 +23,7 @@ const CONSUMER_INDEX: usize = offset_of!(rxe_queue_buf, consumer_index);
 pub(crate) struct RxeQueue {
     /// Shared with watches only.
     mapping: Arc<Mapping>,
-    /// Where the mapping begins.
+    /// The beginning of the mapping.
     base: *mut u8,
     stride: usize,
     mask: u32,
@@ -118,7 +118,7 @@ impl RxeQueue {
         index.wrapping_add(1) & self.mask
     }
 
-    /// How many elements fit: one slot always stays free, or full and empty would look alike.
+    /// The number of elements that fit: one slot always stays free, or full and empty would look alike.
     pub(crate) fn capacity(&self) -> u32 {
         self.mask
     }

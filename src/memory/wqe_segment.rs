@@ -38,7 +38,7 @@ impl WqeSegments {
         Some(WqeSegments { base, mask: count - 1, _memory: memory })
     }
 
-    /// How many segments there are.
+    /// The number of segments.
     pub(crate) fn count(&self) -> u32 {
         self.mask + 1
     }

@@ -72,7 +72,7 @@ impl Wqebbs {
         (end <= self.end).then_some(WqebbRun { first })
     }
 
-    /// How many there are.
+    /// The number of WQEBBs.
     pub(super) fn count(&self) -> u32 {
         self.mask / SPAN + 1
     }

@@ -16,8 +16,8 @@ use uverbs_uapi::mlx5::context::{
 };
 
 const VERB: &str = "open_clock";
-/// How often to read a page again that is being written. The kernel writes it a few times a second, for
-/// less than a microsecond.
+/// The number of attempts to read a page that is being written. The kernel writes it a few times a
+/// second, for less than a microsecond.
 const TRIES: u32 = 1 << 20;
 
 /// The clock of a device. It counts the timestamps of completions.

@@ -22,7 +22,7 @@ impl Class {
     };
 }
 
-/// How a UAR is mapped.
+/// The mapping of a UAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UarKind {
     /// Stores are combined, so that whole WQEs can be copied into its BlueFlame registers.

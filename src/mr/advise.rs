@@ -25,7 +25,7 @@ const VERB: &str = "advise_mr";
 const MAX_RANGES: usize = u16::MAX as usize / size_of::<ib_uverbs_sge>();
 
 open_enum! {
-    /// How pages are prefetched.
+    /// The kind of prefetch.
     #[doc(alias = "ib_uverbs_advise_mr_advice")]
     pub struct Advice(u32) {
         /// Faults the pages in for reading.

@@ -118,7 +118,7 @@ impl AnyMemoryRegion {
         self.addr
     }
 
-    /// How many bytes the device can reach.
+    /// The number of bytes that the device can reach.
     pub fn byte_len(&self) -> usize {
         self.length
     }

@@ -36,7 +36,7 @@ impl<'a> Mapping<'a> {
     }
 }
 
-/// Why memory of this process cannot be registered with these rights.
+/// The reason why memory of this process cannot be registered with these rights.
 pub(super) fn why_not(start: u64, length: u64, access: Access) -> Option<String> {
     // Names of mapped files are any bytes.
     let maps = std::fs::read("/proc/self/maps").ok()?;

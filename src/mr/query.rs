@@ -18,8 +18,7 @@ pub(crate) struct RegionInfo {
     pub(crate) rkey: u32,
     /// In bytes.
     pub(crate) length: u64,
-    /// For a region of device memory this is not the address that requests name, but where on the device
-    /// the region begins.
+    /// For a region of device memory this is its address on the device, not the one that requests name.
     pub(crate) iova: u64,
 }
 

@@ -39,8 +39,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 const VERB: &str = "reg_mr";
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Starts to register memory. Unless the builder is told otherwise, the region has the least rights that this
-    /// side's sends and receives need, [`Access::LOCAL_WRITE`], and no peer reaches it.
+    /// Starts to register memory. Unless [`access`](MrBuilder::access) is called, the region has the least rights
+    /// that this side's sends and receives need, [`Access::LOCAL_WRITE`], and no peer reaches it.
     ///
     /// Registration pins memory and is slow: keep it out of the data path.
     #[doc(alias = "ibv_reg_mr")]

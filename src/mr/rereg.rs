@@ -212,7 +212,7 @@ pub struct ExchangeError<T, M, N> {
     pub old: Option<M>,
     /// The memory that was to be exchanged for it.
     pub memory: Option<N>,
-    /// Why the exchange failed.
+    /// The reason of the failure.
     pub error: Error,
 }
 

@@ -122,7 +122,7 @@ fn memory_whose_items_panic_is_dropped() {
     assert_eq!((Arc::strong_count(&alive), bench.script.count(UVERBS_OBJECT_MR)), (1, before));
 }
 
-/// Such memory, and the count of how often it was freed.
+/// Such memory, and the number of times that it was freed.
 fn watched() -> (Watched, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let freed = {

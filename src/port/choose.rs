@@ -58,7 +58,8 @@ impl GidFilter {
 pub struct ChosenGid {
     /// The entry of the port's table.
     pub entry: GidEntry,
-    /// Why it was preferred, and the GIDs that were passed over because their interface is in another namespace.
+    /// The reason of the preference, and the GIDs that were passed over because their interface is in another
+    /// namespace.
     pub reason: String,
 }
 

@@ -33,7 +33,7 @@ fn unrouted(_: IpAddr, _: u32, _: bool) -> rustix::io::Result<Route> {
     Err(Errno::NETUNREACH)
 }
 
-/// Why there is no GID.
+/// The reason why there is no GID.
 fn no_gid(chosen: std::result::Result<ChosenGid, Refusal>) -> String {
     match chosen {
         Err(Refusal::NoGid(why)) => why,

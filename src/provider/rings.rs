@@ -87,7 +87,7 @@ impl CqRing {
         }
     }
 
-    /// How many completions the queue can hold.
+    /// The number of completions that the queue can hold.
     pub(crate) fn capacity(&self) -> u32 {
         match self {
             CqRing::Rxe(cq) => cq.capacity(),
@@ -125,7 +125,7 @@ pub(crate) struct WcPacket {
 pub(crate) struct SendCursor {
     /// Producer index: on rxe the slot, on mlx5 the WQEBB of the next WQE (`cur_post` of libmlx5).
     pub(crate) at: u32,
-    /// How many WQEs still fit.
+    /// The number of WQEs that still fit.
     pub(crate) room: u32,
     /// On mlx5 the number of the next WQE (`head` of libmlx5).
     pub(crate) head: u32,
@@ -140,7 +140,7 @@ pub(crate) struct SendCursor {
 pub(crate) struct RecvCursor {
     /// The slot of the next WQE.
     pub(crate) at: u32,
-    /// How many WQEs still fit.
+    /// The number of WQEs that still fit.
     pub(crate) room: u32,
     /// In a shared receive queue of mlx5, the slot of the WQE after it in the list of free WQEs.
     pub(crate) free: u32,

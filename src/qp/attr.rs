@@ -136,8 +136,8 @@ impl QpAttr {
         self.set(Mask::IB_QP_PATH_MTU, |raw| raw.path_mtu = mtu.0)
     }
 
-    /// How long to wait for an acknowledgement before sending again: 4.096 µs · 2ⁿ, n from 1 to
-    /// 31; 0 waits for ever. 14 is 67 ms, 18 is about a second.
+    /// The wait for an acknowledgement before a retry: 4.096 µs · 2ⁿ, n from 1 to 31; 0 waits for
+    /// ever. 14 is 67 ms, 18 is about a second.
     #[doc(alias = "IBV_QP_TIMEOUT")]
     pub fn timeout(self, n: u8) -> Self {
         self.set(Mask::IB_QP_TIMEOUT, |raw| raw.timeout = n)
@@ -164,7 +164,7 @@ impl QpAttr {
         self.set(Mask::IB_QP_RQ_PSN, |raw| raw.rq_psn = psn.0)
     }
 
-    /// How many reads and atomics may be under way from here, not above the device's
+    /// The number of reads and atomics that may be under way from here, not above the device's
     /// `max_qp_init_rd_atom` nor the peer's [`max_dest_rd_atomic`](Self::max_dest_rd_atomic).
     #[doc(alias = "IBV_QP_MAX_QP_RD_ATOMIC")]
     pub fn max_rd_atomic(self, count: u8) -> Self {
@@ -182,9 +182,9 @@ impl QpAttr {
         })
     }
 
-    /// How long a peer shall wait when it finds no receive posted here, as a code from 0 to 31:
-    /// 0 is 655.36 ms, 1 is 10 µs, and from there the times grow by half and by a third in turn
-    /// (12 is 640 µs, 20 is 10.24 ms) up to 31, 491.52 ms.
+    /// The RNR timer: the time that a peer waits when it finds no receive posted here, as a code
+    /// from 0 to 31: 0 is 655.36 ms, 1 is 10 µs, and from there the times grow by half and by a
+    /// third in turn (12 is 640 µs, 20 is 10.24 ms) up to 31, 491.52 ms.
     #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
     pub fn min_rnr_timer(self, code: u8) -> Self {
         self.set(Mask::IB_QP_MIN_RNR_TIMER, |raw| raw.min_rnr_timer = code)
@@ -196,8 +196,7 @@ impl QpAttr {
         self.set(Mask::IB_QP_SQ_PSN, |raw| raw.sq_psn = psn.0)
     }
 
-    /// How many reads and atomics of the peer are answered at once, not above the device's
-    /// `max_qp_rd_atom`.
+    /// The number of the peer's reads and atomics that are answered at once, not above the device's `max_qp_rd_atom`.
     #[doc(alias = "IBV_QP_MAX_DEST_RD_ATOMIC")]
     pub fn max_dest_rd_atomic(self, count: u8) -> Self {
         self.set(Mask::IB_QP_MAX_DEST_RD_ATOMIC, |raw| raw.max_dest_rd_atomic = count)

@@ -1,7 +1,6 @@
 //! Connecting two queue pairs: the data that each needs of the other, and the transitions from `RESET` to `RTS`.
 //!
-//! How endpoints travel from peer to peer is the program's business: a TCP connection, a file, a
-//! channel.
+//! The program sends endpoints from peer to peer: by a TCP connection, a file, a channel.
 
 use super::attr::QpAttr;
 use super::control::QpControl;
@@ -36,7 +35,7 @@ pub struct Endpoint {
     pub lid: u16,
     /// The MTU of its port; the smaller one of both ends' is used.
     pub mtu: Mtu,
-    /// How many reads and atomics the queue pair answers at once: the peer keeps no more under way.
+    /// The number of reads and atomics that the queue pair answers at once: the peer keeps no more under way.
     pub rd_atomic: u8,
     /// The key that datagrams to it must carry.
     pub qkey: Qkey,
@@ -365,9 +364,9 @@ impl QpControl {
     /// whose queue pair is not yet in `RTR` drops arriving packets: over UC the message is lost, and
     /// over RC the sender repeats it [`retry_count`](Handshake::retry_count) times, each time after the
     /// [`timeout`](Handshake::timeout). With the defaults, a first send can fail in this way with
-    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR) if the peer is half a second later. Between two
-    /// programs, each therefore tells the other when its `handshake` has returned, and sends only after
-    /// it was told the same, as `aio::tokio::handshake` does:
+    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR) if the peer is half a second later. Two
+    /// programs therefore tell each other when their `handshake` has returned, and each sends only after
+    /// the other's message, as `aio::tokio::handshake` does:
     ///
     /// ```no_run
     /// use std::io::{Error, Read, Result, Write};

@@ -155,8 +155,8 @@ impl XrcTarget {
         Ok(())
     }
 
-    /// Closes the target and says whether that went well; dropping it does the same silently. The
-    /// last one to close it destroys it.
+    /// Closes the target, and returns an error if that fails; dropping it does the same silently.
+    /// The last one to close it destroys it.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ const ROOM: usize = rustix::cmsg_space!(ScmRights(MAX_FILES));
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReceivedFiles {
-    /// How many bytes arrived; 0 when the other end is closed.
+    /// The number of bytes that arrived; 0 when the other end is closed.
     pub length: usize,
     /// The files, closed on exec.
     pub files: Vec<OwnedFd>,

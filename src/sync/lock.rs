@@ -96,7 +96,7 @@ impl<T> AnyLock<T> for LocalLock<T> {
     }
 
     /// The value; `None` in a child of the process that made this. The library runs no code of the program
-    /// while it has the value, so that nobody finds it borrowed: a [`Lock`] would wait for itself.
+    /// while it has the value, so that no call finds it borrowed: a [`Lock`] would wait for itself.
     #[inline]
     fn lock(&self) -> Option<RefMut<'_, T>> {
         let is_here = self.epoch.is_some_and(|epoch| !epoch.is_over());

@@ -263,7 +263,7 @@ fn rings_whose_elements_are_too_small_for_their_sges_are_refused() {
         assert_eq!(builder.build().unwrap_err().errno(), Errno::PROTO);
         assert_eq!((script.live(), script.mappings()), (live.clone(), mappings));
     }
-    // Elements have room for one SGE all the same, as they fill whole cache lines.
+    // Elements still have room for one SGE, as they fill whole cache lines.
     make().build().unwrap();
 }
 

@@ -268,7 +268,7 @@ fn a_message_shows_no_byte_that_did_not_arrive<S: Kind>() {
     assert_eq!(error.memory.map(|buffer| buffer.len()), Some(0));
 }
 
-/// Where the device writes no header.
+/// On a device that writes no header.
 fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
@@ -284,7 +284,7 @@ fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
     assert_eq!(message.buffer[..], [[0; 40].as_slice(), &[0xee; 5]].concat());
 }
 
-/// In every poll.
+/// The inbox returns the error in every poll.
 fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
@@ -746,7 +746,7 @@ unsafe impl RegisteredBuffer for Page {
     }
 }
 
-/// rxe flushes a receive only if it is told so after the receive was posted.
+/// rxe flushes a receive only on a change to ERR after the receive was posted.
 #[test]
 fn a_receive_that_is_posted_while_the_queue_pair_breaks_is_flushed() {
     let (told, heard) = channel();

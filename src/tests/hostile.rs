@@ -174,7 +174,7 @@ fn from_hex(digits: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(pair).collect()
 }
 
-/// How many inputs of a test were taken, and how many refused.
+/// The numbers of inputs that a test accepted and refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) taken: u32,

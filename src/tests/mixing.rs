@@ -58,7 +58,7 @@ fn every_call_that_takes_two_objects_refuses_those_of_two_contexts() {
     assert_eq!((here.script.log().len(), script.log().len()), commands, "a kernel was asked");
 }
 
-/// Two contexts of one device are two files all the same.
+/// Two contexts of one device are still two files.
 #[test]
 fn objects_of_two_contexts_of_one_device_do_not_mix() {
     let first = Bench::new();

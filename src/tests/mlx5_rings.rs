@@ -37,7 +37,7 @@ impl Bench {
         self.script.object(qp.handle()).uidx
     }
 
-    /// How many completions a poll finds.
+    /// The number of completions that a poll finds.
     fn poll(&mut self) -> usize {
         self.cq.poll_into(&mut [Wc::default(); 8]).unwrap()
     }

@@ -279,7 +279,7 @@ fn a_dropped_or_forgotten_batch_gives_its_memory_back() {
     }
 }
 
-/// The device was not told of the requests of a forgotten batch, so they are not flushed.
+/// No doorbell announced the requests of a forgotten batch, so they are not flushed.
 #[test]
 fn a_reset_does_not_report_requests_that_were_not_posted() {
     let mut owned = Owned::new();

@@ -204,7 +204,7 @@ fn a_completion_gives_back_nothing_that_was_posted_after_it() {
     sender.post(&[(1, true), (2, false), (3, false)]);
     sender.run(&[SUCCESS]);
     assert_eq!((sender.poll(None), sender.pool.idle()), (vec![(1, SUCCESS)], 30));
-    // Neither does the same completion a second time, nor one that was never posted.
+    // A repeated completion, and one of a request that was never posted, return no memory.
     let (two, three) = (sender.take().unwrap().0, sender.take().unwrap().0);
     for forged in [three + 64, three + 64 + 16, two ^ 8, three ^ 16] {
         sender.complete(forged, SUCCESS);

@@ -113,12 +113,12 @@ impl Bench {
         (found.unwrap(), seen)
     }
 
-    /// How many completions matched no request, and how many were given back to the device.
+    /// The numbers of completions that matched no request, and of CQEs that were given back to the device.
     fn found(&self) -> (u64, u32) {
         (self.cq.unmatched(), self.device.consumed())
     }
 
-    /// How many of the three requests are over and given back.
+    /// The number of the three requests that are over and given back.
     fn free(&mut self) -> usize {
         self.ours.send_room() + 3 - self.ours.caps().max_send_wr as usize
     }
@@ -211,7 +211,7 @@ fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
 fn a_visitor_is_shown_unsignaled_requests() {
     for most in [1, 2, 3, 9].into_iter().step_by(if cfg!(miri) { 3 } else { 1 }) {
         for (capacity, third_sends) in [(63, 0), (15, 1), (15, 2)] {
-            // Nothing is known of the second if the third fails.
+            // The outcome of the second is unknown if the third fails.
             for third in [Done, Failed] {
                 let mut bench = Bench::posting(capacity, third_sends, [true, false, true]);
                 bench.complete([Stray, Done, Silent, Stray, third, Stray]);

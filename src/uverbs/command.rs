@@ -31,7 +31,7 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Command<'a> {
     message: Message,
-    /// Why the command must not be issued: an attribute of it is missing.
+    /// The reason why the command must not be issued: an attribute of it is missing.
     unfit: Option<Errno>,
     #[cfg(test)]
     played: Played,

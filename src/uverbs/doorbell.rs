@@ -82,7 +82,7 @@ impl Doorbell {
     }
 }
 
-/// A POST_SEND without requests; the kernel checks `wqe_size` all the same.
+/// A POST_SEND without requests; the kernel still checks `wqe_size`.
 fn empty_post_send(qp_handle: u32) -> ib_uverbs_post_send {
     ib_uverbs_post_send {
         qp_handle,

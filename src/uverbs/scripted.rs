@@ -243,7 +243,7 @@ impl Script {
         self.state().ports = ports.into();
     }
 
-    /// How many reads and atomics a queue pair of the device answers, and has under way, at once.
+    /// Sets the number of reads and atomics that a queue pair of the device answers, and has under way, at once.
     pub(crate) fn set_reads(&self, answered: u32, sent: u32) {
         let change = move |device: &mut ib_uverbs_ex_query_device_resp| {
             device.base.max_qp_rd_atom = answered;
@@ -414,7 +414,7 @@ impl Script {
         self.state().objects.iter().map(|(handle, object)| (object.object, *handle)).collect()
     }
 
-    /// How many objects of a kind exist.
+    /// The number of objects of a kind.
     pub(crate) fn count(&self, object: u16) -> usize {
         self.live().iter().filter(|(kind, _)| *kind == object).count()
     }
@@ -435,7 +435,7 @@ impl Script {
         self.state().complaints.clone()
     }
 
-    /// How many queues this process has mapped right now; none under Miri, where nothing is.
+    /// The number of queues that this process has mapped right now; 0 under Miri, which maps none.
     pub(crate) fn mappings(&self) -> usize {
         if let Some(hosted) = &self.hosted {
             return hosted.holders() - self.state().open_files as usize;
@@ -543,7 +543,7 @@ struct ScriptedKernel {
     script: Script,
     /// The kernel that executes the commands, if it is not the script.
     hosted: Option<UverbsFd>,
-    /// Stands for the command file, which nobody reads.
+    /// A placeholder for the command file, which nobody reads.
     fd: OwnedFd,
     /// The driver that commands are for.
     driver: u32,

@@ -6,7 +6,7 @@ use crate::qp::state::QpState;
 use rustix::io::Errno;
 use std::fmt;
 
-/// Why a request could not be posted. Nothing of it reaches the device, so its memory is the caller's.
+/// The reason why a request could not be posted. Nothing of it reaches the device, so its memory is the caller's.
 ///
 /// [`Ring`](Self::Ring) is the exception: the requests of its batch may [stay queued](Self::stays_queued). The safe
 /// calls that push and ring at once keep their memory lent as long as the device may work on it. Where the program
@@ -100,7 +100,7 @@ pub enum PostError {
     Ring(RingError),
 }
 
-/// Why a batch of sends or of receives was not rung.
+/// The reason why a batch of sends or of receives was not rung.
 ///
 /// ```no_run
 /// # use uverbs::{RingError, SendBatch};
@@ -165,7 +165,7 @@ impl From<RingError> for Error {
 }
 
 impl PostError {
-    /// Whether requests stay in the queue all the same: their memory must then stay as it is until they complete.
+    /// Whether requests stay in the queue despite the error: their memory must then stay as it is until they complete.
     pub fn stays_queued(&self) -> bool {
         matches!(self, PostError::Ring(error) if error.stays_queued())
     }

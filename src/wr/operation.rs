@@ -27,7 +27,7 @@ open_enum! {
     }
 }
 
-/// How a memory window is bound; see [`MemoryWindow`](crate::MemoryWindow), which makes one.
+/// The binding of a memory window, made by [`MemoryWindow`](crate::MemoryWindow).
 #[derive(Clone, Copy, Debug)]
 pub struct WindowBinding {
     /// The queue pair that it was prepared for, where it matters.

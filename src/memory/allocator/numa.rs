@@ -77,7 +77,7 @@ fn mask(node: u32) -> Option<[usize; NODES / WORD]> {
 /// Binds the pages of a mapping to one node, before any of them is touched.
 fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
     let nodes = mask(node).ok_or(Errno::INVAL)?;
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than `maxnode`.
     let bits = NODES + 1;
     // SAFETY: the range is a mapping of ours. The mask has the `NODES` bits that the kernel reads, and the kernel
     // reads them only during the call.

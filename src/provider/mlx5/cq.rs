@@ -235,7 +235,7 @@ impl Mlx5Cq {
         self.reader.cqes().size()
     }
 
-    /// How many CQEs there are.
+    /// The number of CQEs.
     pub(crate) fn entries(&self) -> u32 {
         self.reader.cqes().count()
     }

@@ -62,7 +62,7 @@ impl UarPage {
     fn free(self, kernel: &dyn Kernel) {
         let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_DESTROY);
         command.destroy(uapi::MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE, self.handle);
-        // If this fails the page stays allocated until the file is closed, which harms nobody.
+        // If this fails the page stays allocated until the file is closed, which does no harm.
         let _ = kernel.execute(&mut command);
     }
 }

@@ -103,7 +103,7 @@ pub(crate) struct SqWrId {
 const _: () = assert!(size_of::<SqWrId>() == 16);
 
 impl SqWrId {
-    /// Sets the entry of a WQE that begins here, before the device is told of the WQE.
+    /// Sets the entry of a WQE that begins here, before the doorbell for the WQE.
     #[inline(always)]
     pub(crate) fn set(&self, wr_id: u64, next: u32, kind: u32) {
         // The completion of the WQE orders these stores before the poller's loads; the Acquire of `tail`
@@ -182,7 +182,7 @@ impl RqWrIds {
         self.tail.store(0, Ordering::Release);
     }
 
-    /// The work request ids, which the poster sets before the device is told of the WQEs.
+    /// The work request ids, which the poster sets before the doorbell for the WQEs.
     pub(crate) fn entries(&self) -> RingArray<AtomicU64> {
         self.wr_ids.clone()
     }
@@ -247,7 +247,8 @@ mod model {
         loom::model(|| {
             let sends = Arc::new(SqWrIds::new(1));
             let held = Arc::new(AccessProbe::new());
-            // The requests that the device was told of, and those that it completed: its doorbells are barriers.
+            // The requests that the doorbell announced, and those that the device completed: its doorbells are
+            // barriers.
             let rung = Arc::new(AtomicU32::new(1));
             sends.posted.at(0).set(100, 1, 0);
             let poster = {

@@ -23,8 +23,8 @@ fn requested_depth(wanted: u32) -> u32 {
     if wanted == 0 || wanted >= SMALLEST_LIMIT { wanted } else { wanted + 1 }
 }
 
-/// The depth that the program is told: one less than the ring has, because when the kernel flushes a queue it
-/// shows a completion before it frees the place of the request.
+/// The depth that the library reports: one less than the ring has, because when the kernel flushes a queue it
+/// publishes a completion before it frees the place of the request.
 fn reported_depth(wanted: u32, granted: u32) -> u32 {
     // If the additional place doubled the ring, the requested depth is reported: programs size completion queues by it.
     if granted / 2 >= wanted { wanted } else { granted.saturating_sub(1).max(wanted) }

@@ -107,7 +107,7 @@ impl<W: Watch> Retirements<W> {
         &self.poll_gate
     }
 
-    /// Completions before `position` are consumed. Called by the poller, before the device is told.
+    /// Completions before `position` are consumed. Called by the poller, before it publishes the consumer index.
     #[inline]
     pub(crate) fn release(&self, position: u64) {
         self.released.store(position, Ordering::Release);
@@ -312,8 +312,8 @@ mod model {
     const NEW: u32 = 2;
     const OTHER: u32 = 3;
 
-    /// A queue pair completes, is destroyed, and another gets its number, while somebody polls: completions of the new
-    /// one arrive, and those of the old one do not, once the poller can know of its end.
+    /// A queue pair completes, is destroyed, and another gets its number, while another thread polls: completions of
+    /// the new one arrive, and those of the old one do not, once the poller can know of its end.
     #[test]
     fn poll_while_a_number_changes_hands() {
         loom::model(|| {

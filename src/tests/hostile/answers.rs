@@ -112,7 +112,7 @@ fn work(script: &Script, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// How many calls fail, as some do on every kernel.
+/// The number of calls that fail; some do on every kernel.
 fn run(script: Script, device: &str, input: &[u8]) -> u32 {
     let early = input.first().is_some_and(|first| first % 4 == 0);
     let mut damage = Damage::new(input.get(1..).unwrap_or_default());

@@ -82,7 +82,7 @@ impl Hosted {
         UverbsFd::new(file, driver, epoch)
     }
 
-    /// How many holders the file has: kernels and mappings.
+    /// The number of the file's holders: kernels and mappings.
     pub(super) fn holders(&self) -> usize {
         self.weak().as_ref().map_or(0, Weak::strong_count)
     }

@@ -62,8 +62,8 @@ pub(crate) struct ScriptedObject {
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    /// Of a queue pair of mlx5: the user index that its completions name it by, and the options of its connection
-    /// (ECE) that the device was told last.
+    /// Of a queue pair of mlx5: the user index that its completions name it by, and the ECE options that the
+    /// driver last passed to the device.
     pub(crate) uidx: u32,
     pub(crate) ece: u32,
 }

@@ -498,7 +498,7 @@ fn shared_receives_are_a_list() {
     assert_eq!(shared.dbrec.get(0), 5);
 }
 
-/// A device that names an entry twice, or one that is free, hurts nobody but its user.
+/// A device that names an entry twice, or one that is free, harms only its user.
 #[test]
 fn wqes_that_complete_twice_keep_the_list_inside_the_ring() {
     let mut shared = SharedReceiver::new(4, 32);

@@ -421,7 +421,7 @@ fn completions_are_understood() {
             assert_eq!(wc.opcode().is_recv(), receive);
             assert_eq!(wc.imm().is_some(), matches!(opcode, 1 | 3));
             assert_eq!(wc.invalidated_rkey().is_some(), opcode == 4);
-            // Where libmlx5 finds data: from the first byte of the last 64 on, or before them.
+            // libmlx5 finds inline data from the first byte of the last 64 on, or before them.
             let length = cqe.byte_cnt.get() as usize;
             let data = match cqe.op_own & 0xc {
                 4 => Some(&core[..length]),
