@@ -1,5 +1,5 @@
-//! Lists the RDMA devices of this machine: what they are, which driver they have, and how many
-//! objects exist on them.
+//! Lists the RDMA devices of this machine with their driver, their attributes, and the numbers of
+//! objects on them.
 
 use std::process::ExitCode;
 use uverbs::device::{self, Device};

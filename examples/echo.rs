@@ -20,7 +20,7 @@ fn create(context: &Context) -> uverbs::Result<(AsyncQueuePair, BufferPool)> {
 async fn serve(channel: AsyncEventChannel, listener: AsyncListener) -> Result<()> {
     loop {
         let (request, channel) = (listener.next_request().await?, channel.clone());
-        // A task for each client, so that a silent one keeps no other waiting.
+        // A task for each client, so that a silent client does not delay the others.
         tokio::spawn(async move {
             if let Err(error) = echo(channel, request).await {
                 eprintln!("a client: {error}");

@@ -1,5 +1,5 @@
-//! Many clients, one shared receive queue: the server's receives are not multiplied by its
-//! clients. `fan_in [CLIENTS [MESSAGES]]`
+//! Many clients, one shared receive queue: the number of the server's receives does not grow with
+//! its clients. `fan_in [CLIENTS [MESSAGES]]`
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -48,14 +48,14 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
         tasks.push((qp, id));
     }
     let started = Instant::now();
-    // The queue pairs stay until all is said and heard: a peer that is gone acknowledges nothing.
+    // The queue pairs stay until all messages have arrived: a peer that is gone acknowledges nothing.
     let kept: Vec<AsyncQueuePair> = tasks.iter().map(|(qp, _)| qp.clone()).collect();
     let tasks: Vec<_> =
         tasks.into_iter().map(|(qp, id)| tokio::spawn(client(qp, id, messages))).collect();
     let mut next = vec![0; clients as usize];
     for _ in 0..u64::from(clients) * u64::from(messages) {
         let message = inbox.next().await?;
-        let (id, _) = servers.get(&message.outcome.qpn).ok_or("nobody's queue pair")?;
+        let (id, _) = servers.get(&message.outcome.qpn).ok_or("an unknown queue pair")?;
         let expected = [id.to_be_bytes(), u32::to_be_bytes(next[*id as usize])].concat();
         if *message.buffer != expected {
             return Err(format!("client {id} says {:?}", &*message.buffer).into());

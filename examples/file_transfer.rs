@@ -1,8 +1,8 @@
-//! Copies a file to another machine. Several pieces are under way at once; each is written into the
-//! receiver's memory, and its number says when.
+//! Copies a file to another machine. Several pieces are under way at once. A piece is written into
+//! a buffer of the receiver, and its immediate data is its number.
 //!
 //! ```text
-//! file_transfer receive FILE ADDRESS:PORT      on the one
+//! file_transfer receive FILE ADDRESS:PORT      on one machine
 //! file_transfer send FILE HOST:PORT            on the other
 //! file_transfer copy FROM TO                   both sides in one process
 //! ```
@@ -35,7 +35,7 @@ fn open() -> Result<(ProtectionDomain, AsyncQueuePair, GidEntry)> {
     Ok((pd, cq.adopt(qp)?, context.default_gid(1)?))
 }
 
-/// A line that says how far it is.
+/// A line with the progress.
 struct Progress {
     total: u64,
     started: Instant,
@@ -68,8 +68,8 @@ impl Progress {
     }
 }
 
-/// Ends when the other side is gone, or a while after it said that it is through. Its byte stays to
-/// be read.
+/// Ends when the other side is gone, or a while after it reported that it has finished. The byte of
+/// that report stays to be read.
 async fn gone(stream: &TcpStream) -> Result<()> {
     match stream.peek(&mut [0]).await {
         Ok(1) => {
@@ -80,7 +80,7 @@ async fn gone(stream: &TcpStream) -> Result<()> {
     }
 }
 
-/// Sends each piece as a message; the receiver's posted buffers are the room it may fill.
+/// Sends each piece as a message; the receiver's posted buffers limit the pieces under way.
 async fn send(path: &str, address: &str) -> Result<()> {
     let (pd, qp, gid) = open()?;
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
@@ -100,7 +100,7 @@ async fn send(path: &str, address: &str) -> Result<()> {
             buffer.set_len(length);
             let piece = (read / PIECE as u64) as u32;
             read += length as u64;
-            // Spawned, so that all are posted, in this order.
+            // Spawned, so that all pieces are posted, in this order.
             let op = qp.post(SendWr::send_imm(&[], piece), buffer);
             under_way.push_back(tokio::spawn(op));
         }
@@ -112,7 +112,7 @@ async fn send(path: &str, address: &str) -> Result<()> {
         sent += piece.memory.len() as u64;
         progress.show(sent);
     }
-    // The receiver says when it has written everything.
+    // The receiver reports when it has written everything.
     stream.read_u8().await?;
     Ok(())
 }
@@ -122,7 +122,7 @@ async fn receive(path: &str, listener: TcpListener) -> Result<()> {
     let pool = pd.buffer_pool_builder(PIECE).count(AHEAD).build()?;
     let mut stream = accept(&qp, &listener, &gid).await?;
     let total = stream.read_u64().await?;
-    // A file that is there already stays.
+    // An existing file is not overwritten.
     let file = File::create_new(path).map_err(|error| format!("{path}: {error}"))?;
     let mut inbox = qp.inbox(&pool, AHEAD);
     let (mut progress, mut written) = (Progress::new(total), 0);

@@ -1,6 +1,5 @@
-//! A table of values that clients read without its owner's doing: one-sided reads. The owner
-//! changes a value while a client reads it, and the client notices by the version on both sides
-//! of it. `key_value [READS]`
+//! A table of values that clients read without its owner's doing: by one-sided reads. The owner changes a value while a
+//! client reads it; the client notices, because the versions before and after the value differ. `key_value [READS]`
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,8 +13,8 @@ use uverbs::{Access, Context, GidEntry, MemoryRegion, ProtectionDomain, QpType, 
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Entries of the table. Each is a version, a value of so many words that repeats its key and
-/// version, and the version again.
+/// Entries of the table. Each is a version, a value of [`WORDS`] words that repeats its key and version, and the
+/// version again.
 const ENTRIES: usize = 256;
 const WORDS: usize = 14;
 const ENTRY: usize = WORDS + 2;
@@ -29,7 +28,7 @@ fn open() -> Result<(Context, ProtectionDomain, AsyncQueuePair, GidEntry)> {
     Ok((context, pd, qp, gid))
 }
 
-/// Writes an entry so that a peer that reads it meanwhile sees two versions: the last word first, and the
+/// Writes an entry so that a peer that reads it meanwhile sees two different versions: the last word first, and the
 /// first word last.
 fn put(table: &mut MemoryRegion<u64>, key: usize, version: u64) -> Result<()> {
     let start = key * ENTRY;
@@ -51,7 +50,7 @@ async fn serve(listener: TcpListener) -> Result<()> {
     let Remote { addr, rkey } = table.remote(0)?;
     stream.write_u64(addr).await?;
     stream.write_u32(rkey.0).await?;
-    // From here on nobody asks this side anything; it changes values until the client leaves.
+    // From here on this side gets no request; it changes values until the client leaves.
     let mut version = 2;
     while stream.try_read(&mut [0]).is_err() {
         for key in 0..ENTRIES {
@@ -67,7 +66,7 @@ async fn learn(stream: &mut TcpStream) -> Result<Remote> {
     Ok(Remote { addr: stream.read_u64().await?, rkey: Rkey(stream.read_u32().await?) })
 }
 
-/// Reads an entry until its two versions agree; the version, and how often it took.
+/// Reads an entry until its two versions agree; returns the version, and the number of reads.
 async fn get(
     qp: &AsyncQueuePair,
     table: Remote,

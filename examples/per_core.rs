@@ -1,6 +1,6 @@
-//! A runtime for each core: a worker with a thread domain, a completion queue, its driver and connections of its
-//! own, whose futures take no mutex. The main thread makes all that a worker needs, which moves to the worker's
-//! thread as one value. Each worker serves a client that it has itself.
+//! A runtime for each core: a worker with a thread domain, a completion queue, its driver and connections of its own,
+//! whose futures take no mutex. The main thread makes all objects of a worker, which move to the worker's thread as one
+//! value. Each worker serves a client that it runs itself.
 //!
 //! `per_core [WORKERS [MESSAGES]]`, by default a worker for each core and 2,000 messages each.
 
@@ -42,7 +42,7 @@ impl Core {
     fn new(context: &Context, number: u32) -> Result<Core> {
         let (pd, td) = (context.alloc_pd()?, context.alloc_td()?);
         let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-        // Interrupts of different cores go to different vectors, as far as there are some.
+        // Different cores use different completion vectors, as far as there are enough.
         let vector = number % context.completion_vectors().max(1);
         let worker = context.cq_builder(4 * DEPTH).vector(vector).build_worker(td)?;
         let qp = || {
@@ -93,7 +93,7 @@ async fn ask(
     messages: u64,
 ) -> Result<()> {
     let mut inbox = client.inbox(pool, DEPTH as usize / 2);
-    // Before the first answer may come.
+    // The receives are posted before the first answer may come.
     inbox.fill();
     for number in 0..messages {
         client.send(pool.copy(&number.to_ne_bytes())?).await?;

@@ -1,6 +1,6 @@
-//! A queue pair for each thread under a thread domain of its own, all of their queues in one arena of huge
-//! pages: threads that share no lock, no doorbell register and no page of memory with one another but the
-//! arena. Each thread writes to a peer of its own in the same process.
+//! A queue pair for each thread under a thread domain of its own, all of their queues in one arena of huge pages:
+//! threads that share no lock, no doorbell register and no page of memory, except the arena's. Each thread writes to a
+//! peer of its own in the same process.
 //!
 //! `per_thread [THREADS [WRITES]]`, by default 4 threads of 10,000 writes.
 
@@ -18,7 +18,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 /// Requests under way at once.
 const DEPTH: u32 = 64;
-/// Of so many requests one has a completion, which gives the room of all of them back.
+/// One of so many requests is signaled; its completion frees the room of all of them.
 const SIGNAL: u64 = 16;
 /// Bytes of a write.
 const SIZE: usize = 64;
@@ -67,12 +67,12 @@ impl Worker {
                 .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
                 .allocate(SIZE)?,
         );
-        // Bytes of this thread's own, so that what arrives shows whose it is.
+        // Bytes of this thread's own, so that the arrived bytes show their sender.
         source.copy_from(0, &[(number % 255) as u8 + 1; SIZE])?;
         Ok(Worker { td, qp, peer, cq, source, target })
     }
 
-    /// Writes so often, and waits until all is done.
+    /// Posts `writes` writes, and waits until all have completed.
     fn run(mut self, writes: u64) -> Result<()> {
         let sges = [self.source.sge(..)?];
         let remote = self.target.remote(0)?;
@@ -86,7 +86,7 @@ impl Worker {
                 posted += 1;
             }
             // SAFETY: the regions are fields of this worker, which waits for all requests before it drops
-            // them, and nobody borrows their memory.
+            // them, and no code borrows their memory.
             unsafe { batch.ring(&mut self.td) }?;
             let mut completions = self.cq.poll()?;
             while let Some(completion) = completions.next() {

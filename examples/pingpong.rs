@@ -1,7 +1,7 @@
-//! Latency of futures: one message there and one back, again and again, waiting for events. What
-//! `cargo ci bench rxe-futures` compares with `ibv_rc_pingpong -e`, so it understands the same
-//! letters: `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`; with `--both` in
-//! place of HOST one process plays both sides.
+//! Latency of futures: one message there and one back, again and again, waiting for events. The benchmark
+//! `cargo ci bench rxe-futures` compares it with `ibv_rc_pingpong -e`, so that it has the same options:
+//! `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`; with `--both` in place of
+//! HOST one process plays both sides.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ fn arguments() -> Result<Arguments> {
             "-g" => all.gid = Some(value()?.parse().map_err(wrong)?),
             "-s" => all.size = value()?.parse().map_err(wrong)?,
             "-n" => all.iterations = value()?.parse().map_err(wrong)?,
-            // The port's MTU is what both ends agree on, and there is nothing but events.
+            // Accepted and ignored: both ends use the port's MTU, and always wait for events.
             "-m" => drop(value()?),
             "-e" => {}
             "--both" => all.both = true,
@@ -59,15 +59,15 @@ fn arguments() -> Result<Arguments> {
     Ok(all)
 }
 
-/// Hears the other side out: the byte that says that it is through. If it goes without, or is through
-/// long before this side, nothing that was posted need wait for it.
+/// Waits for the byte by which the other side reports that it has finished. If the other side leaves without it, or
+/// finishes long before this side, no posted request waits any longer.
 ///
-/// A task of its own, which costs a message nothing.
+/// It runs in a task of its own, which does not slow messages down.
 async fn hear(mut stream: OwnedReadHalf, qp: AsyncQueuePair) -> Result<()> {
     match stream.read_u8().await {
         Ok(b'E') => {
-            // It waits for this side now; who is not through within a while never will be. No timer of
-            // the event loop, which would cost each message something.
+            // The other side waits for this one now, which aborts if it has not finished after a while. Not by a timer
+            // of the event loop, which would slow each message down.
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_secs(10));
                 let _ = qp.abort();
@@ -75,7 +75,7 @@ async fn hear(mut stream: OwnedReadHalf, qp: AsyncQueuePair) -> Result<()> {
             Ok(())
         }
         _ => {
-            // A device that is gone as well has let everybody go.
+            // If the device is gone, too, all requests have ended already.
             let _ = qp.abort();
             Err("the other side is gone".into())
         }
@@ -92,7 +92,7 @@ async fn run_both(arguments: Arguments) -> Result<()> {
     server.await?
 }
 
-/// Plays one side. The server listens by itself without a `listener`.
+/// Plays one side. Without a `listener` the server makes its own.
 async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> {
     let Arguments { device, host, port, gid, size, iterations, .. } = arguments;
     let context = match device {
@@ -138,7 +138,7 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
             let send = qp.send(buffer);
             buffer = match last {
                 true => send.await?.memory,
-                // The answer may come before the acknowledgement.
+                // The answer may arrive before the acknowledgement.
                 false => {
                     let (sent, answer) = tokio::join!(send, inbox.next());
                     if answer?.buffer.len() != size {
@@ -156,7 +156,7 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
         played = play => played,
     };
     if let Err(error) = played {
-        // The other task may have seen why: the peer ended.
+        // The other task may have the reason: the peer left.
         return if heard.is_finished() { heard.await?.and(Err(error)) } else { Err(error) };
     }
     let elapsed = started.elapsed();
@@ -173,7 +173,7 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
 fn main() -> ExitCode {
     let ended = arguments().and_then(|arguments| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // A task: what wakes the future that is blocked on makes a detour by way of the kernel.
+        // In a task: the wake-up of a future in `block_on` takes a detour through the kernel.
         runtime.block_on(async {
             match arguments.both {
                 true => run_both(arguments).await,

@@ -1,5 +1,5 @@
-//! Registers values of a type of the program's own, and lets a peer write one of them: the region is typed,
-//! so that the program reads and writes fields, and the device sees bytes. Both ends are in this process.
+//! Registers values of a type of the program's own, and lets a peer write one of them. The region is typed: the program
+//! reads and writes fields, the device bytes. Both ends are in this process.
 
 use std::mem::offset_of;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ struct Sample {
     sensor: u32,
     count: u32,
     mean: f64,
-    /// Written last, because a reader takes it for the sign that the others are there.
+    /// Written last: a reader takes it as the sign that the other fields have arrived.
     sequence: u64,
 }
 
@@ -64,7 +64,7 @@ fn run() -> Result<()> {
     for request in requests {
         batch.push(request)?;
     }
-    // SAFETY: both regions outlive the requests, whose completion is awaited below, and nobody borrows
+    // SAFETY: both regions outlive the requests, whose completion is awaited below, and no code borrows
     // their memory.
     unsafe { batch.ring() }?;
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -1,6 +1,5 @@
-//! Writes to a peer's memory, counts up a number there, and reads both back: one-sided operations,
-//! of which the peer's program notices nothing. Both ends are in this process, each with a queue
-//! pair of its own.
+//! Writes to a peer's memory, adds to a number there, and reads both back: one-sided operations, which the peer's
+//! program does not notice. Both ends are in this process, each with a queue pair of its own.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -49,12 +48,12 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Posts a request and waits until it is done.
+/// Posts a request and waits for its completion.
 fn perform(qp: &mut QueuePair, cq: &mut CompletionQueue, what: &str, wr: SendWr<'_>) -> Result<()> {
     let mut batch = qp.send_batch()?;
     batch.push(wr.signaled())?;
     // SAFETY: `run` declares the region before the queue pair, so it outlives the queue pair, and with
-    // it the request, also one that takes too long here. Nobody borrows its memory.
+    // it the request, also one that takes too long here. No code borrows its memory.
     unsafe { batch.ring() }?;
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

@@ -1,7 +1,6 @@
-//! A VAR, which is a doorbell page of an emulated virtio device, in two processes: this one allocates it and
-//! describes it by an envelope, and another, which is started with the context's file as its input, imports
-//! it and rings a doorbell there. So a monitor can hand the doorbells of a device to the process that
-//! emulates it.
+//! A VAR, which is a doorbell page of an emulated virtio device, in two processes. This one allocates it and describes
+//! it by an envelope. The other process, which is started with the context's file as its input, imports it and rings a
+//! doorbell there. So a monitor can hand the doorbells of a device to the process that emulates it.
 
 use std::env;
 use std::io::stdin;
@@ -37,7 +36,7 @@ fn allocate() -> Result<()> {
     let page = var.map()?;
     let envelope: String =
         var.export()?.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    // The file is the right to all objects of the context: the process that gets it is trusted with them.
+    // The file grants access to all objects of the context: the process that gets it is trusted with them.
     let status = Command::new(env::current_exe()?)
         .args(["import", &envelope])
         .stdin(Stdio::from(context.share()?))
@@ -46,7 +45,7 @@ fn allocate() -> Result<()> {
         return Err("the other process failed".into());
     }
     println!("page {} was rung with {}", var.page_id(), page.peek_u32(0)?);
-    // An import never destroys the VAR, unless it was made its owner.
+    // An import never destroys the VAR, unless it became the VAR's owner.
     var.destroy()?;
     Ok(())
 }

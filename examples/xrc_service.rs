@@ -1,7 +1,7 @@
-//! One connection that reaches the queues of two processes, by XRC: two workers open the XRC domain of one
-//! file, each with a shared receive queue of its own, and the first also has the target of the connection.
-//! The client names in each message the queue that is to receive it. Of n processes on one machine and m on
-//! another, each of the n needs m connections this way, and not n times m.
+//! One connection that reaches the queues of two processes, by XRC. Two workers open the XRC domain of one file, each
+//! with a shared receive queue of its own, and the first also has the target of the connection. Each message of the
+//! client names the queue that receives it. Of n processes on one machine and m on another, each of the n needs m
+//! connections this way, and not n times m.
 //!
 //! This process is the client and starts the workers: the same program once more.
 
@@ -62,7 +62,7 @@ impl Worker {
         Ok(Worker { child, to, from })
     }
 
-    /// The next line, which has to begin with `word`; what follows it.
+    /// The rest of the next line, which has to begin with `word`.
     fn expect(&mut self, word: &str) -> Result<String> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
@@ -70,7 +70,7 @@ impl Worker {
         Ok(rest.ok_or_else(|| format!("the worker said {line:?} in place of {word:?}"))?.to_owned())
     }
 
-    /// Lets the worker end, and waits for it.
+    /// Tells the worker to end, and waits for it.
     fn dismiss(mut self) -> Result<()> {
         drop(self.to);
         match self.child.wait()?.success() {
@@ -121,7 +121,7 @@ fn serve(context: &Context, path: &Path) -> Result<()> {
     first.dismiss()
 }
 
-/// Has a queue in the file's domain, and with `has_target` the end of the connection, too.
+/// Makes a queue in the file's domain, and with `has_target` the target of the connection, too.
 fn worker(path: &Path, has_target: bool) -> Result<()> {
     let context = open()?;
     let domain = context.xrcd_builder().file(&File::open(path)?).create().build()?;
@@ -132,7 +132,7 @@ fn worker(path: &Path, has_target: bool) -> Result<()> {
     let sges = [memory.sge(..)?];
     let mut batch = srq.batch()?;
     batch.push(RecvWr::new(&sges))?;
-    // SAFETY: the region is dropped after the queue, and nobody borrows its memory.
+    // SAFETY: the region is dropped after the queue, and no code borrows its memory.
     unsafe { batch.ring()? };
     println!("queue {}", srq.number().ok_or("the queue is of an XRC domain")?.0);
 

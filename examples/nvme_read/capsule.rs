@@ -1,7 +1,7 @@
 //! Commands and responses as they travel in messages: 64 and 16 bytes, little-endian.
 //!
 //! From NVM Express Base 2.0, "Fabrics Message Capsules" and "Submission Queue Entry". Commands of every kind
-//! have the same layout; what dwords 10 to 15 mean depends on the opcode.
+//! have the same layout; the meaning of dwords 10 to 15 depends on the opcode.
 
 use crate::Result;
 use uverbs::Remote;
@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Opcode of all Fabrics commands.
 const FABRICS: u8 = 0x7f;
-/// The first data pointer is an SGL descriptor, and so is the pointer to metadata, which is not used.
+/// The data pointer is an SGL descriptor, and so is the pointer to metadata, which is not used.
 const FLAGS_SGL: u8 = 0x40;
 /// Keyed SGL data block descriptor, subtype address.
 const SGL_KEYED: u8 = 0x40;
@@ -29,7 +29,7 @@ impl KeyedSgl {
     /// The largest length that the descriptor can carry.
     pub(crate) const MAX_LENGTH: usize = (1 << 24) - 1;
 
-    /// A command without data needs a descriptor, too.
+    /// The descriptor of a command without data.
     pub(crate) const EMPTY: KeyedSgl =
         KeyedSgl { address: U64::ZERO, length: [0; 3], key: U32::ZERO, kind: SGL_KEYED };
 
@@ -51,9 +51,9 @@ impl KeyedSgl {
 pub(crate) struct Command {
     opcode: u8,
     flags: u8,
-    /// Chosen when the command is sent; the response repeats it.
+    /// The command identifier, set when the command is sent; the response repeats it.
     pub(crate) id: U16,
-    /// The namespace; of a Fabrics command the first byte is its type.
+    /// The namespace; in a Fabrics command the first byte is its type.
     namespace: U32,
     dwords_2_3: [U32; 2],
     metadata: U64,
@@ -119,8 +119,8 @@ impl Command {
         Command::new(FABRICS, kind as u32, data, dwords)
     }
 
-    /// Makes this connection queue `qid`, with `entries` entries; `data` is [`ConnectData`]. Without a
-    /// keep-alive time the target notices the end of the host by the connection.
+    /// Makes this connection queue `qid`, with `entries` entries; `data` is [`ConnectData`]. Without a keep-alive time
+    /// the target notices the end of the host by the end of the connection.
     ///
     /// [`ConnectData`]: crate::controller::ConnectData
     pub(crate) fn connect(qid: u16, entries: u16, data: KeyedSgl) -> Command {
@@ -166,14 +166,14 @@ impl Command {
         Command::blocks(0x01, namespace, first, blocks, data)
     }
 
-    /// `blocks` counts from 1, the field from 0.
+    /// A read or a write. `blocks` counts from 1, the field from 0.
     fn blocks(opcode: u8, namespace: u32, first: u64, blocks: u16, data: KeyedSgl) -> Command {
         let last = u32::from(blocks.saturating_sub(1));
         let (low, high) = (first as u32, (first >> 32) as u32);
         Command::new(opcode, namespace, data, [low, high, last, 0, 0, 0])
     }
 
-    /// Makes everything that was written durable.
+    /// Makes all completed writes durable.
     pub(crate) fn flush(namespace: u32) -> Command {
         Command::new(0x00, namespace, KeyedSgl::EMPTY, [0; 6])
     }
@@ -203,13 +203,13 @@ impl Response {
         })
     }
 
-    /// The status without the phase tag, which messages do not need.
+    /// The status without the phase tag, which Fabrics does not use.
     pub(crate) fn status(&self) -> Status {
         Status(self.status.get() >> 1)
     }
 }
 
-/// How a command ended: the code in the lowest 8 bits, then 3 bits for its type.
+/// The status of a command: the code in the lowest 8 bits, then 3 bits for its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(u16);
 

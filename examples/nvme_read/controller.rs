@@ -1,4 +1,4 @@
-//! A controller: its admin queue, what it says of itself and its namespaces, and its I/O queue.
+//! A controller: its admin queue, its identity and namespaces, and its I/O queue.
 
 use crate::Result;
 use crate::capsule::{Command, Identify, Property, Response};
@@ -9,11 +9,11 @@ use uverbs::cm::EventChannel;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Entries of the admin queue: what Linux targets have, and no more.
+/// Entries of the admin queue: as many as Linux targets have.
 const ADMIN_ENTRIES: u16 = 32;
-/// Bytes of what Identify returns.
+/// Bytes of the data of Identify.
 const IDENTIFY: usize = 4096;
-/// In place of the number of a controller: the target chooses.
+/// The number that lets the target choose a controller.
 const ANY_CONTROLLER: u16 = 0xffff;
 
 /// The target and the names that both sides have.
@@ -62,10 +62,10 @@ struct IdentifyController {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct IdentifyNamespace {
-    /// Size in blocks; 0 for a namespace that is not there.
+    /// Size in blocks; 0 for an inactive namespace.
     size: U64,
     reserved_8: [u8; 18],
-    /// Which format is in use: bits 0 to 3 and 5 to 6.
+    /// The index of the format in use: bits 0 to 3 and 5 to 6.
     format: u8,
     reserved_27: [u8; 101],
     formats: [Format; 64],
@@ -97,7 +97,7 @@ impl ConnectData {
     }
 }
 
-/// An NQN has up to 223 bytes, with zeros behind.
+/// Writes an NQN, of up to 223 bytes, padded with zeros.
 fn put_name(field: &mut [u8; 256], name: &str) -> Result<()> {
     const MAX: usize = 223;
     let length = name.len();
@@ -117,7 +117,7 @@ impl Capabilities {
         (self.0 & 0xffff) as u32 + 1
     }
 
-    /// How long the controller may take to become ready.
+    /// The longest time until the controller is ready.
     fn timeout(self) -> Duration {
         Duration::from_millis(500 * (self.0 >> 24 & 0xff).max(1))
     }
@@ -182,7 +182,7 @@ impl Controller {
             entries: ADMIN_ENTRIES,
             bytes: IDENTIFY,
         };
-        // Only the Connect command names a controller that is to be chosen.
+        // In the private data 0 stands for the admin queue; the Connect command lets the target choose.
         let mut admin =
             Queue::connect(&events, &target.address, QueueAttr { controller: 0, ..attr })?;
         let id = join(&mut admin, target, attr)?;
@@ -207,7 +207,7 @@ impl Controller {
         self.until("become ready", |status| status & bits::CSTS_READY != 0)
     }
 
-    /// Lets the controller end in an orderly way, and closes the connection.
+    /// Shuts the controller down, and closes the connection.
     pub(crate) fn shut_down(mut self) -> Result<()> {
         self.set(Property::CC, self.configuration | bits::CC_SHUTDOWN)?;
         self.until("shut down", |status| {
@@ -216,7 +216,7 @@ impl Controller {
         self.admin.disconnect()
     }
 
-    /// Reads the status until it is as `reached` says.
+    /// Reads the status until `reached` is true of it.
     fn until(&mut self, what: &str, reached: impl Fn(u32) -> bool) -> Result<()> {
         let patience = self.capabilities.timeout();
         let deadline = Instant::now() + patience;
@@ -242,7 +242,7 @@ impl Controller {
         self.id
     }
 
-    /// Where the controller is.
+    /// The address of the controller.
     pub(crate) fn describe(&self) -> Result<String> {
         self.admin.describe()
     }
@@ -280,7 +280,7 @@ impl Controller {
 
     /// Connects an I/O queue for `depth` commands at once, of at most `bytes` bytes each.
     pub(crate) fn io_queue(&self, depth: u16, bytes: usize) -> Result<Queue> {
-        // One entry stays free, and a queue has 65535 at most.
+        // One entry stays free, and a queue has at most 65535.
         let most = self.capabilities.max_entries().min(u16::MAX.into()).saturating_sub(1);
         if u32::from(depth) > most {
             return Err(format!("--depth {depth}: the controller takes at most {most}").into());
@@ -336,7 +336,7 @@ fn join(queue: &mut Queue, target: &Target, attr: QueueAttr) -> Result<u16> {
     Ok(result as u16)
 }
 
-/// Why a Connect command failed. The result of a wrong parameter says where it is.
+/// The reason that a Connect command failed. For a wrong parameter the result has its place.
 fn refused(response: &Response, result: u32, target: &Target) -> String {
     const IN_DATA: u32 = 1 << 16;
     const INVALID_PARAMETERS: u16 = 0x182;
@@ -356,7 +356,7 @@ fn refused(response: &Response, result: u32, target: &Target) -> String {
     }
 }
 
-/// Text of a fixed length, without the blanks behind.
+/// Text of a fixed length, without trailing blanks.
 fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(field).trim_matches([' ', '\0']).to_owned()
 }

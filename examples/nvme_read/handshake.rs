@@ -1,4 +1,4 @@
-//! The private data of connection management: what the host asks of a queue, and what the target answers.
+//! The private data of connection management: the host's request for a queue, and the target's answer.
 //!
 //! From NVM Express RDMA Transport 1.0, "Connection Establishment".
 
@@ -78,7 +78,7 @@ pub(crate) fn check_accept(private_data: &[u8], commands: usize) -> Result<()> {
     Ok(())
 }
 
-/// The error of a connect, with the target's reason if it gave one.
+/// The error of a connect, with the target's reason if there is one.
 pub(crate) fn explain(error: &ConnectError, to: &str) -> String {
     match error.rejection() {
         Some(rejection) => format!("{to}: {}", refusal(rejection)),

@@ -1,9 +1,9 @@
 //! Reads the blocks of a disk on another machine: a host of NVMe over Fabrics, with RDMA as transport.
 //!
-//! The target is any that speaks the standard, for example the Linux kernel's `nvmet-rdma`, which knows nothing of
-//! this library. The kernel's connection manager connects two queue pairs: one for commands to the
-//! controller, one for reads and writes. The target moves the data itself, by RDMA READ and RDMA WRITE in
-//! this program's memory, several requests at a time.
+//! The target is any program that speaks the standard, for example the Linux kernel's `nvmet-rdma`, which knows nothing
+//! of this library. The kernel's connection manager connects two queue pairs: one for commands to the controller, one
+//! for reads and writes. The target moves the data itself, by RDMA READ and RDMA WRITE in this program's memory, with
+//! several requests under way.
 //!
 //! ```text
 //! nvme_read 10.0.0.2 nqn.2024-01.org.example:disk               reads all blocks
@@ -54,7 +54,7 @@ fn run(options: &Options) -> Result<()> {
     let mut queue = controller.io_queue(options.depth, options.size)?;
     println!("I/O queue for {} requests of {} bytes", options.depth, options.size);
     let done = transfer(options, &plan, &mut queue);
-    // In any case, so that the target need not wait for this host.
+    // Also after an error, so that the target need not wait for this host.
     let ended = queue.disconnect().and_then(|()| controller.shut_down());
     done.and(ended)
 }
@@ -80,7 +80,7 @@ fn transfer(options: &Options, plan: &Plan, queue: &mut Queue) -> Result<()> {
     Ok(())
 }
 
-/// The file for the blocks: a new one, or one that is no regular file, `/dev/null` for example.
+/// The file for the blocks: a new one, or an existing one that is not regular, for example `/dev/null`.
 fn create(path: &str) -> Result<File> {
     let is_file = std::fs::metadata(path).is_ok_and(|there| there.is_file());
     let file = if is_file { File::create_new(path) } else { File::create(path) };

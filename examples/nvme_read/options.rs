@@ -38,7 +38,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads the arguments behind the program's name.
+    /// Reads the arguments after the program's name.
     pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Options> {
         let mut options = Options {
             address: String::new(),
@@ -103,7 +103,7 @@ impl Options {
         if self.size % block_size != 0 {
             return Err(format!("--size {}: a block has {block_size} bytes", self.size).into());
         }
-        // The field for blocks has 16 bits, and the one for bytes 24.
+        // The field for blocks has 16 bits, and the field for bytes 24.
         let most = (usize::from(u16::MAX) * block_size).min(1 << 23);
         let most = max_transfer.map_or(most, |limit| limit.min(most));
         if self.size > most {

@@ -1,6 +1,6 @@
-//! Contents that can be told from any other: each word depends on a seed and on where it lies.
+//! Contents that differ from any other: each word depends on a seed and on its place.
 
-/// Fills `bytes`, which lie `offset` bytes behind the beginning of the namespace, a multiple of eight.
+/// Fills `bytes`, which are `offset` bytes from the beginning of the namespace, a multiple of eight.
 pub(crate) fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     for (word, place) in bytes.chunks_mut(8).zip(offset / 8..) {
         let value = mix(seed ^ mix(place)).to_le_bytes();
@@ -8,10 +8,10 @@ pub(crate) fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// A byte that is not what was written.
+/// A byte that differs from the written one.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// Bytes behind the beginning of the namespace.
+    /// Bytes from the beginning of the namespace.
     pub(crate) offset: u64,
     pub(crate) found: u8,
     pub(crate) expected: u8,

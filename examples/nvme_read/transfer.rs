@@ -1,4 +1,4 @@
-//! Many blocks in requests of a size, several of them under way.
+//! The transfer of many blocks in requests of one size, several of them under way.
 
 use crate::Result;
 use crate::capsule::Command;
@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// The blocks to transfer, and how many with each request.
+/// The blocks to transfer, and the number in each request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) namespace: Namespace,
@@ -31,7 +31,7 @@ impl Plan {
         self.blocks * self.namespace.block_size as u64
     }
 
-    /// The request that begins with a block; `None` behind the last.
+    /// The request that begins with a block; `None` after the last.
     fn piece(&self, first: u64) -> Option<Piece> {
         let left = (self.first + self.blocks).checked_sub(first).filter(|left| *left > 0)?;
         let blocks = u16::try_from(left).unwrap_or(u16::MAX).min(self.per_request);
@@ -42,7 +42,7 @@ impl Plan {
         usize::from(piece.blocks) * self.namespace.block_size
     }
 
-    /// Where a piece begins, in bytes from the beginning of the namespace.
+    /// The start of a piece, in bytes from the beginning of the namespace.
     fn offset(&self, piece: Piece) -> u64 {
         piece.first * self.namespace.block_size as u64
     }
@@ -54,12 +54,12 @@ impl Plan {
     }
 }
 
-/// A job that goes over the disk piece by piece.
+/// A job that handles the disk piece by piece.
 pub(crate) trait Work {
     /// Its name.
     const NAME: &'static str;
 
-    /// Fills the memory of a slot, if need be, and makes the command.
+    /// Fills the memory of a slot, if the job writes, and makes the command.
     fn begin(
         &mut self,
         queue: &mut Queue,
@@ -68,11 +68,11 @@ pub(crate) trait Work {
         piece: Piece,
     ) -> Result<Command>;
 
-    /// Looks at what the command brought.
+    /// Handles the data of a completed command.
     fn end(&mut self, queue: &Queue, slot: Slot, plan: &Plan, piece: Piece) -> Result<()>;
 }
 
-/// Transfers all blocks, and returns how long it took.
+/// Transfers all blocks, and returns the time that it took.
 pub(crate) fn run<W: Work>(queue: &mut Queue, plan: &Plan, work: &mut W) -> Result<Duration> {
     let started = Instant::now();
     let bar = bar(W::NAME, plan.bytes());
@@ -146,7 +146,7 @@ impl Work for Write {
     }
 }
 
-/// Reads; compares with the pattern if there is a seed, and copies to a file if there is one.
+/// Reads. If there is a seed, it compares with the pattern; if there is a file, it copies to it.
 pub(crate) struct Read {
     pub(crate) seed: Option<u64>,
     pub(crate) output: Option<File>,

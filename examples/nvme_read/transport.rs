@@ -1,11 +1,11 @@
 //! A queue of a controller: a connected queue pair, and the memory that the target reads and writes.
 //!
-//! A command travels as a message of 64 bytes and its response as one of 16. In between the target fetches
-//! data by RDMA READ and delivers it by RDMA WRITE, with the rkey that the command carries.
+//! A command travels as a message of 64 bytes and its response as one of 16. In between the target fetches data by RDMA
+//! READ and delivers it by RDMA WRITE, with the rkey in the command.
 //!
-//! The memory for data is a [`MemoryRegion`]: a target that has its rkey may write it at any time, so the
-//! region only lets bytes be copied in and out, and takes the right back from the target before it frees the
-//! memory. No `unsafe` is needed, however the target behaves.
+//! The memory for data is a [`MemoryRegion`]. A target that has its rkey may write it at any time, so that the region
+//! only lets the program copy bytes in and out, and revokes the rkey before it frees the memory. So the program needs
+//! no `unsafe`, however the target behaves.
 
 use crate::Result;
 use crate::capsule::{Command, KeyedSgl, Response};
@@ -19,21 +19,21 @@ use uverbs::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{Access, CompletionChannel, MemoryRegion, Notify, QpControl, QpType, SendWr};
 use zerocopy::IntoBytes;
 
-/// How long a command may take.
+/// The longest time of a command.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Which queue to connect.
+/// The attributes of a queue to connect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueAttr {
-    /// 0 is the admin queue.
+    /// The queue's number; 0 is the admin queue.
     pub(crate) qid: u16,
     /// The controller of an I/O queue.
     pub(crate) controller: u16,
-    /// How many commands may be under way.
+    /// The number of commands that may be under way.
     pub(crate) depth: u16,
-    /// One more than the depth at least, because a full ring of submissions has an empty place.
+    /// At least one more than the depth, because a full submission queue has an empty entry.
     pub(crate) entries: u16,
-    /// Bytes of data that a command may have.
+    /// The largest number of data bytes of a command.
     pub(crate) bytes: usize,
 }
 
@@ -55,8 +55,8 @@ impl Slot {
     }
 }
 
-/// A slot's command under way. The slot is free again when the send has completed and the response is there: the
-/// response may overtake the completion of the send.
+/// A slot's command under way. The slot is free again when the send has completed and the response has arrived. The
+/// response may arrive before the completion of the send.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     sent: bool,
@@ -71,7 +71,7 @@ struct Resources {
     data: MemoryRegion<u8>,
 }
 
-/// Lets [`Connector::connect`] see the queue pair.
+/// Gives [`Connector::connect`] the queue pair.
 impl Deref for Resources {
     type Target = QpControl;
 
@@ -126,8 +126,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Connects to a target's port. The queue is not one of a controller before
-    /// [`Command::connect`].
+    /// Connects to a target's port. The queue belongs to no controller before [`Command::connect`].
     pub(crate) fn connect(events: &EventChannel, to: &str, attr: QueueAttr) -> Result<Queue> {
         let request = Request::new(attr.qid, attr.entries, attr.controller);
         // The host sends no reads. The target sends some: as many at once as the device can answer.
@@ -164,7 +163,7 @@ impl Queue {
         self.free.pop()
     }
 
-    /// Gives a slot back whose response was looked at.
+    /// Frees a slot whose response was handled.
     pub(crate) fn free_slot(&mut self, slot: Slot) {
         self.free.push(slot);
     }
@@ -241,7 +240,7 @@ impl Queue {
         Ok(done)
     }
 
-    /// Looks for completions, and posts a receive for each response that came.
+    /// Polls completions, and posts a receive for each response that came.
     fn poll(&mut self) -> Result<()> {
         let Queue { resources: Resources { qp, cq, .. }, slots, done, .. } = self;
         let mut failure = None;

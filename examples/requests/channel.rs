@@ -1,13 +1,12 @@
 //! Requests and replies in frames over a reliable connection.
 //!
-//! Each side posts as many receives as the other may have frames under way, and says in each frame
-//! how many it has posted again: no frame ever finds the receiver unready, even while all of its
-//! buffers are held by requests that are being answered. Short frames go inline,
-//! longer ones from a buffer, and bodies that fit into no frame stay where they are: the frame says
-//! where, the receiver reads them, and says when the buffer is free again.
+//! Each side posts as many receives as the other may have frames under way, and reports in each frame the number that
+//! it has posted again. So no frame ever finds the receiver unready, even while requests that are being answered hold
+//! all of its buffers. Short frames go inline, longer ones from a buffer. A body that fits into no frame stays where it
+//! is: the frame has its address, the receiver reads it, and reports when the buffer is free again.
 //!
-//! Frames, requests and replies have pools of their own, so that no task that waits for the other side holds a
-//! buffer that another task needs to go on.
+//! Frames, requests and replies have pools of their own, so that a task that waits for the other side holds no buffer
+//! that another task needs to go on.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -24,17 +23,16 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + S
 
 /// Receives that each side posts.
 pub(crate) const DEPTH: usize = 32;
-/// Frames that only tell what was posted again have places of their own, or two sides that wait
-/// for each other would stay so.
+/// Places for frames that only report posted receives. Without them two sides that wait for each other would stay so.
 const RESERVE: usize = 2;
-/// When to look again for buffers that somebody held.
+/// The pause before another try for a buffer of a full pool.
 const SOON: Duration = Duration::from_millis(1);
 /// Bytes of a frame.
 const FRAME: usize = 1024;
 const HEADER: usize = 16;
-/// Where a body lies that is not in the frame.
+/// Bytes of a reference to a body outside of the frame.
 const REFERENCE: usize = 16;
-/// Bytes of the largest body, and how many there are of a kind.
+/// Bytes of the largest body, and the number of buffers of a kind.
 pub(crate) const BULK: usize = 1 << 18;
 const BULKS: usize = 4;
 
@@ -43,13 +41,13 @@ const BULKS: usize = 4;
 enum Kind {
     Request = 1,
     Reply,
-    /// The body of a frame that the other side sent was read.
+    /// The body of the other side's frame was read.
     Taken,
     /// Receives were posted again.
     Credit,
 }
 
-/// Set in the kind of a frame whose body lies elsewhere.
+/// A flag in the kind of a frame whose body is elsewhere.
 const ELSEWHERE: u8 = 0x80;
 
 /// One side of a channel; clones are the same.
@@ -58,24 +56,24 @@ pub(crate) struct Channel(Arc<Inner>);
 
 struct Inner {
     qp: AsyncQueuePair,
-    /// Buffers of received frames: as many as are posted, as many requests as the other side may
-    /// ask at once, and as many replies that somebody looks at.
+    /// Buffers of received frames: as many as are posted, as many as the other side may have requests, and as many as
+    /// there may be replies that a task reads.
     received: BufferPool,
     /// Buffers of sent frames. A task takes a credit first, and there is a frame for each credit.
     frames: BufferPool,
-    /// For bodies that this side makes.
+    /// Buffers for bodies that this side makes.
     short: BufferPool,
     long: BufferPool,
-    /// For those that it reads from the other: of requests, and of replies.
+    /// Buffers for bodies that it reads from the other side: of requests, and of replies.
     asked: BufferPool,
     answered: BufferPool,
-    /// Requests that may wait for their replies.
+    /// Permits of requests that wait for their replies.
     asking: Semaphore,
-    /// Frames that the other side has receives for.
+    /// Permits of frames for which the other side has receives.
     credits: Semaphore,
-    /// Of the reserve, what is under way.
+    /// The frames of the reserve that are under way.
     reserved: AtomicU32,
-    /// Receives that were posted again, and the other side does not know of yet.
+    /// The receives that were posted again, and not yet reported to the other side.
     owed: AtomicU32,
     next: AtomicU32,
     calls: Mutex<HashMap<u32, oneshot::Sender<Buffer>>>,
@@ -84,8 +82,7 @@ struct Inner {
 }
 
 impl Channel {
-    /// On a queue pair that holds as many requests as there may be frames and reads, before it is
-    /// connected.
+    /// A channel on a queue pair that holds as many requests as there may be frames and reads, before it is connected.
     pub(crate) fn new(pd: &ProtectionDomain, qp: AsyncQueuePair) -> Result<Channel> {
         let inner = Inner {
             qp,
@@ -111,14 +108,14 @@ impl Channel {
         self.0.qp.context().device().clone()
     }
 
-    /// A buffer for a body of any length up to [`BULK`], when there is one.
+    /// A buffer for a body of any length up to [`BULK`], as soon as there is one.
     pub(crate) async fn buffer(&self, length: usize) -> Buffer {
         let pool = if length > FRAME - HEADER { &self.0.long } else { &self.0.short };
         take(pool, length).await
     }
 
-    /// Asks the other side, and waits for its reply. A call that is dropped goes on by itself: given up
-    /// halfway it would take its credit along, and a body that nobody was told of.
+    /// Sends a request to the other side, and waits for its reply. A dropped call goes on by itself: if it ended
+    /// halfway, it would lose its credit, and a body that the other side has not been told of.
     pub(crate) async fn call(&self, body: Buffer) -> Result<Buffer> {
         let channel = self.clone();
         tokio::spawn(async move { channel.ask(body).await }).await?
@@ -178,7 +175,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Posts the receives that the other side counts on; to be done before it may send.
+    /// Posts the receives that the other side relies on. Call it before the other side may send.
     pub(crate) async fn receive(&self) -> Result<Inbox> {
         let mut inbox = self.0.qp.inbox(&self.0.received, DEPTH);
         match inbox.fill() {
@@ -187,7 +184,7 @@ impl Channel {
         }
     }
 
-    /// Handles what the other side sends, until the connection breaks or the future is dropped.
+    /// Handles the other side's frames, until the connection breaks or the future is dropped.
     /// `answer` makes replies.
     pub(crate) async fn run<F: Future<Output = Result<Buffer>> + Send + 'static>(
         self,
@@ -203,7 +200,7 @@ impl Channel {
         mut inbox: Inbox,
         answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
     ) -> Result<()> {
-        // Receives that the other side knows of, or will by what is owed.
+        // The receives that the other side knows of, with those that are still to be reported.
         let mut told = DEPTH;
         loop {
             let posted = inbox.fill();
@@ -211,7 +208,7 @@ impl Channel {
             told += more;
             self.0.owed.fetch_add(more as u32, Ordering::Relaxed);
             self.repay().await?;
-            // Nobody says when there are buffers again.
+            // The pool does not report when there are buffers again.
             let patience = if posted < DEPTH { SOON } else { Duration::MAX };
             let Ok(message) = timeout(patience, inbox.next()).await else { continue };
             told -= 1;
@@ -249,7 +246,7 @@ impl Channel {
         Ok((kind, id, buffer))
     }
 
-    /// Tells the other side of receives before it runs out of them.
+    /// Reports receives to the other side before it runs out of credits.
     async fn repay(&self) -> Result<()> {
         let much = self.0.owed.load(Ordering::Relaxed) as usize >= DEPTH / 2;
         if much && (self.0.reserved.load(Ordering::Relaxed) as usize) < RESERVE {
@@ -282,7 +279,7 @@ impl Channel {
         self.send(Kind::Reply, id, reply).await
     }
 
-    /// Reads a body from where it lies.
+    /// Reads a body from the other side's memory.
     async fn fetch(&self, place: &[u8], pool: &BufferPool) -> Result<Buffer> {
         let (Some((addr, rest)), REFERENCE) = (place.split_first_chunk(), place.len()) else {
             return Err("a body that lies nowhere".into());
@@ -299,7 +296,7 @@ impl Channel {
     }
 }
 
-/// A buffer of a pool, when there is one.
+/// A buffer of a pool, as soon as there is one.
 async fn take(pool: &BufferPool, length: usize) -> Buffer {
     loop {
         if let Ok(mut buffer) = pool.take() {
@@ -310,7 +307,7 @@ async fn take(pool: &BufferPool, length: usize) -> Buffer {
     }
 }
 
-/// When nothing more comes, no task may wait for it. The senders are closed first, so that none begins to wait
+/// At the end of the connection no task may wait for it. The senders are closed first, so that no task begins to wait
 /// for a reply afterwards.
 struct End<'c>(&'c Inner);
 

@@ -1,6 +1,6 @@
-//! Requests and replies over one connection, see `channel`: how many a second, and for large bodies how
-//! many bytes. A receiver that is not ready would break the connection at once (`rnr_retry` is 0); what
-//! the device counts of such is printed beside.
+//! Requests and replies over one connection, see `channel`: requests a second, and for large bodies bytes a second. A
+//! receiver that is not ready would break the connection at once (`rnr_retry` is 0); the device's count of such
+//! receivers is printed, too.
 //!
 //! ```text
 //! requests [COUNT [TASKS]]                     both sides in this process
@@ -24,7 +24,7 @@ use uverbs::aio::tokio::{HANDSHAKE_TIMEOUT, handshake};
 use uverbs::owned::Buffer;
 use uverbs::{Context, Device, Handshake, QpType};
 
-/// How often requests are left early, each time a little later.
+/// The number of times that requests are dropped early, each time a little later.
 const ROUNDS: usize = 40;
 
 /// Makes one side, and connects it.
@@ -36,17 +36,17 @@ async fn open(stream: &mut TcpStream) -> Result<(Channel, Inbox)> {
     let qp = cq.adopt(builder.max_recv_wr(DEPTH as u32).max_inline_data(128).build()?)?;
     let gid = context.default_gid(1)?;
     let channel = Channel::new(&pd, qp.clone())?;
-    // A frame that finds no receive fails: none does.
+    // With `rnr_retry` 0 a frame that finds no receive fails; the credits prevent that.
     let hasty = Handshake::new().rnr_retry(0).timeout(14).retry_count(3);
     handshake(&qp, stream, &gid, &hasty, HANDSHAKE_TIMEOUT).await?;
-    // Nobody sends before both have posted their receives.
+    // Neither side sends before both have posted their receives.
     let inbox = channel.receive().await?;
     stream.write_u8(b'P').await?;
     stream.read_u8().await?;
     Ok((channel, inbox))
 }
 
-/// Works until the other side leaves, by whichever way that is noticed first.
+/// Works until the other side leaves: the connection or the stream ends.
 async fn attend(channel: Channel, inbox: Inbox, mut stream: TcpStream) -> Result<()> {
     tokio::select! {
         ended = channel.run(inbox, increment) => ended,
@@ -54,7 +54,7 @@ async fn attend(channel: Channel, inbox: Inbox, mut stream: TcpStream) -> Result
     }
 }
 
-/// The service: the bytes, each one more.
+/// The service: it adds one to each byte.
 async fn increment(_: Channel, mut body: Buffer) -> Result<Buffer> {
     body.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
     Ok(body)
@@ -77,7 +77,7 @@ async fn leave_early(channel: &Channel) -> Result<()> {
         let asking: Vec<_> = (0..2 * DEPTH)
             .map(|task| {
                 let channel = channel.clone();
-                // Those that find no credit any more have offered their bodies already.
+                // Calls that find no credit any more have offered their bodies already.
                 let length = if task % DEPTH < DEPTH - 2 { 900 } else { BULK };
                 tokio::spawn(async move { ask(&channel, length, task as u8).await })
             })
@@ -98,7 +98,7 @@ async fn leave_early(channel: &Channel) -> Result<()> {
     }
     for length in [900, BULK] {
         let asked = tokio::time::timeout(Duration::from_secs(30), ask(channel, length, 1)).await;
-        asked.map_err(|_| "requests that nobody waited for took everything with them")??;
+        asked.map_err(|_| "dropped requests kept their credits and buffers")??;
     }
     println!("{} requests, left early: the channel is as it was", ROUNDS * 2 * DEPTH);
     Ok(())
@@ -117,7 +117,7 @@ fn unready(device: &Device) -> Option<u64> {
     all
 }
 
-/// Asks for a while, in so many tasks, and says how fast that was.
+/// Sends requests for a while, in `tasks` tasks, and prints their rate.
 async fn measure(channel: &Channel, count: usize, tasks: usize) -> Result<()> {
     let device = channel.device();
     let before = unready(&device);
@@ -195,11 +195,11 @@ async fn both(count: usize, tasks: usize) -> Result<()> {
     });
     let mut stream = TcpStream::connect(address).await?;
     let (channel, inbox) = open(&mut stream).await?;
-    // Without looking at the stream: what the connection itself tells is enough.
+    // Without the stream: the end of the connection is enough.
     let attending = tokio::spawn(channel.clone().run(inbox, increment));
     measure(&channel, count, tasks).await?;
     leave_early(&channel).await?;
-    // The other side leaves without a word, and nobody waits for its reply.
+    // The other side leaves without notice, and no request waits for its reply.
     drop(stay);
     server.await??;
     match tokio::time::timeout(Duration::from_secs(30), ask(&channel, 100, 1)).await {

@@ -1,4 +1,4 @@
-//! A pointer that is not known to lead to a completion queue is followed by the program.
+//! The library follows only pointers that are known to lead to a completion queue; the program follows others.
 #![allow(unused, clippy::redundant_allocation)]
 
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! The key for this side does not stand where the key for peers is due.
+//! A local key cannot take the place of a remote key.
 #![allow(unused)]
 
 use uverbs::{MemoryRegion, Remote};

@@ -1,4 +1,4 @@
-//! Memory that was lent to a request is not there until it is over.
+//! The program cannot use memory that it lent to a request until the request has ended.
 #![allow(unused)]
 
 use uverbs::SendWr;

@@ -1,4 +1,4 @@
-//! A queue has one batch in the making at a time.
+//! A queue has one unfinished batch at a time.
 #![allow(unused)]
 
 use uverbs::{PostError, SendQueue, SendWr};

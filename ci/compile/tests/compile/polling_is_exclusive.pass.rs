@@ -1,4 +1,4 @@
-//! Polling takes the queue for itself.
+//! Polling borrows the queue exclusively.
 #![allow(unused)]
 
 use uverbs::{CompletionQueue, PollError};

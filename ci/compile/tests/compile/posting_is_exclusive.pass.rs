@@ -1,4 +1,4 @@
-//! Posting takes the queue for itself, so that two threads cannot do it at once.
+//! Posting borrows the queue exclusively, so that two threads cannot post at once.
 #![allow(unused)]
 
 use uverbs::{PostError, SendQueue};

@@ -1,4 +1,4 @@
-//! A buffer that borrows could be forgotten with its queue, and the device would write what is in other use.
+//! If a buffer could borrow, a program could forget it with its queue, and the device would write reused memory.
 #![allow(unused)]
 
 use uverbs::owned::{OwnedRecvBatch, RegionSge, RegisteredBuffer};

@@ -1,4 +1,4 @@
-//! Memory that stays registered and unborrowed is a promise that its implementer makes.
+//! The implementer of the trait promises that the memory stays registered and unborrowed.
 #![allow(unused)]
 
 use uverbs::owned::{RegionSge, RegisteredBuffer};

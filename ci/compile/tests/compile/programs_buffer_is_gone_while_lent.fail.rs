@@ -1,4 +1,4 @@
-//! A program's own buffer that was lent is not there until its request is over.
+//! The program cannot use its own buffer while it is lent to a request.
 #![allow(unused)]
 
 use uverbs::SendWr;

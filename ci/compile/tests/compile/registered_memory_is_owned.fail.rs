@@ -1,4 +1,4 @@
-//! A safe registration owns its memory: a borrow could end while the device goes on.
+//! A safe registration owns its memory: a borrow could end while the device still accesses the memory.
 #![allow(unused)]
 
 use uverbs::{Access, ProtectionDomain};

@@ -1,4 +1,4 @@
-//! A scope borrows what is there after it.
+//! A scope borrows only objects that outlive it.
 #![allow(unused)]
 
 use uverbs::SendWr;

@@ -1,4 +1,4 @@
-//! Memory that a scope receives into is not read before it is over.
+//! The program cannot read memory of a scope's receive before the scope has ended.
 #![allow(unused)]
 
 use uverbs::owned::{Buffer, OwnedCompletionQueue, OwnedQueuePair};

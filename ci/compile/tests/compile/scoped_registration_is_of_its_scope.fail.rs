@@ -1,4 +1,4 @@
-//! Memory that an inner scope registered is not lent by the outer one, whose requests last longer.
+//! An outer scope, whose requests last longer, cannot lend memory that an inner scope registered.
 #![allow(unused)]
 
 use uverbs::owned::{OwnedCompletionQueue, OwnedQueuePair};

@@ -1,4 +1,4 @@
-//! Memory that a scope registered is not named once the scope has ended: its key may be another's then.
+//! A request cannot name a scope's registration after the scope: its key may belong to other memory then.
 #![allow(unused)]
 
 use uverbs::ProtectionDomain;

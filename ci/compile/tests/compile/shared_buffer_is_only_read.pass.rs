@@ -1,4 +1,4 @@
-//! A buffer that others may be sending is not written.
+//! The program cannot write a buffer that other requests may be sending.
 #![allow(unused)]
 
 use uverbs::owned::{Buffer, SharedBuffer};

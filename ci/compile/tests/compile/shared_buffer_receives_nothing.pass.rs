@@ -1,4 +1,4 @@
-//! No device writes a buffer that others may be reading.
+//! A buffer that others may be reading cannot be lent to a receive.
 #![allow(unused)]
 
 use uverbs::aio::AsyncQueuePair;

@@ -1,4 +1,4 @@
-//! A thread domain cannot be in two places; a context can.
+//! A thread domain cannot be cloned; a context can.
 #![allow(unused)]
 
 use uverbs::{Context, ThreadDomain};

@@ -1,4 +1,4 @@
-//! A region of memory that the program accesses by itself does not access it.
+//! A region whose memory the program accesses by itself does not access the memory.
 #![allow(unused)]
 
 use uverbs::{MemoryRegion, RawRange, Unowned};

@@ -1,4 +1,4 @@
-//! A request that is visited is lent until the visit ends.
+//! A visited request is lent until the visit ends.
 #![allow(unused)]
 
 use uverbs::PollError;

@@ -1,4 +1,4 @@
-//! A request that is visited shows its tag to other threads only if tags can be shared.
+//! A visited request shows its tag to other threads only if the tag's type is `Sync`.
 #![allow(unused)]
 
 use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! A worker takes the token of its thread domain, so that nobody else rings with it.
+//! A worker owns the token of its thread domain, so that no other code rings with it.
 #![allow(unused)]
 
 use uverbs::{CqBuilder, Exclusive, RingError, SendBatch, ThreadDomain};
