@@ -161,7 +161,7 @@ pub(crate) struct BurstOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
-    /// How long a server waits for its client
+    /// Longest wait of a server for its client
     #[arg(long, value_name = "SECONDS", default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub(crate) wait: u64,
@@ -184,7 +184,7 @@ pub(crate) struct UcmatoseArgs {
     #[arg(short, long, value_name = "PORT", default_value_t = 7471,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// How long a client's queue pair waits for an acknowledgement: 4.096 µs · 2ⁿ
+    /// Acknowledgement timeout of a client's queue pair: 4.096 µs · 2ⁿ
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=31))]
     pub(crate) ack_timeout: Option<u8>,
     /// Move each connection to an event channel of its own
@@ -228,7 +228,7 @@ pub(crate) struct MckeyArgs {
     /// Join as a member that only sends
     #[arg(short = 'o', long)]
     pub(crate) send_only: bool,
-    /// How long a sender waits after it joined, for switches that have to learn of it
+    /// Pause of a sender after it joined, as switches have to learn of it
     #[arg(long, value_name = "SECONDS", default_value_t = 3,
         value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) pause: u64,
@@ -236,7 +236,7 @@ pub(crate) struct MckeyArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
-    /// How long a receiver waits for the first datagram
+    /// Longest wait of a receiver for the first datagram
     #[arg(long, value_name = "SECONDS", default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub(crate) wait: u64,
@@ -261,7 +261,7 @@ pub(crate) struct CmtimeArgs {
     #[arg(short, long, value_name = "PORT", default_value_t = 7471,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// How long the kernel tries to resolve an address or a route
+    /// Longest time of the kernel to resolve an address or a route
     #[arg(short = 't', long, value_name = "MILLISECONDS", default_value_t = 2000,
         value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     pub(crate) resolve_timeout: u64,
@@ -269,7 +269,7 @@ pub(crate) struct CmtimeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
-    /// How long a server waits for its client
+    /// Longest wait of a server for its client
     #[arg(long, value_name = "SECONDS", default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub(crate) wait: u64,
@@ -318,7 +318,7 @@ pub(crate) struct RpingArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
-    /// How long a server waits for its client
+    /// Longest wait of a server for its client
     #[arg(long, value_name = "SECONDS", default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub(crate) wait: u64,
@@ -534,8 +534,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
-    /// How long a server waits for a client, and a client for a server to listen [default: 300 and
-    /// 0]
+    /// Longest wait of a server for a client, and of a client for a server to listen [default: 300 and 0]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub(crate) wait: Option<u64>,
     /// Print one JSON object

@@ -17,7 +17,7 @@ use crate::output::outln;
 use serde::Serialize;
 use uverbs::Device;
 
-/// How much a finding matters.
+/// The weight of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {

@@ -65,7 +65,7 @@ impl BoundId {
     /// Starts to listen. 0, and numbers above the sysctl `net.rdma_ucm.max_backlog`, mean that maximum, usually 1024.
     ///
     /// At most `backlog` connect requests wait to be read from the channel; the kernel drops others, and the peer's
-    /// kernel sends them again for a while. A thread that reads the channel, for whatever id, moves the requests to the
+    /// kernel sends them again for a while. A thread that reads the channel, for any id, moves the requests to the
     /// listener, where again at most `backlog` of them wait to be taken. Further ones are rejected, as if the program
     /// had dropped a [`ConnectRequest`], and [counted](ListeningId::overflows). A request whose peer gave up waits,
     /// too, until the program takes it.

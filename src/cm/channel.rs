@@ -43,8 +43,8 @@ use uverbs_uapi::rdma_user_cm::{
 };
 use zerocopy::{Immutable, IntoBytes};
 
-/// How long a thread sleeps at most before it checks whether another thread still reads the file. The
-/// reading thread wakes it when it stops; the limit only bounds the harm of a lost wake-up.
+/// The longest sleep of a thread before it checks whether another thread still reads the file. The reading thread wakes
+/// it when it stops; the limit only bounds the harm of a lost wake-up.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// An open file of the connection manager, through which the kernel reports events of ids.
@@ -105,7 +105,7 @@ impl Known {
     }
 }
 
-/// How the kernel names the device of an id.
+/// The kernel's name of an id's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceName {
     /// `None` from kernels that do not report it.
@@ -273,8 +273,7 @@ impl EventChannel {
         Ok(())
     }
 
-    /// How many ids the kernel refused to destroy when they were dropped. Closing the channel destroys
-    /// them.
+    /// The number of ids that the kernel refused to destroy when they were dropped. Closing the channel destroys them.
     pub fn leaked(&self) -> u64 {
         self.inner.leaked.load(Ordering::Relaxed)
     }

@@ -479,7 +479,7 @@ impl ListenerBuilder {
         self
     }
 
-    /// How many connect requests may wait, 128 unless set; see [`BoundId::listen`](super::BoundId::listen).
+    /// The limit of waiting connect requests, 128 unless set; see [`BoundId::listen`](super::BoundId::listen).
     pub fn backlog(mut self, backlog: u32) -> Self {
         self.backlog = backlog;
         self

@@ -1,4 +1,4 @@
-//! The kernel's id, whatever its state, and its commands. Pairs with `core/ucma.c`.
+//! The kernel's id, in any state, and its commands. Pairs with `core/ucma.c`.
 
 pub(super) mod events;
 

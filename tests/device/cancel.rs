@@ -267,7 +267,7 @@ fn dropped_futures_leave_nothing_in_their_context() -> Verdict {
                 let (a, b) = (half()?, half()?);
                 connected(&a, &b)?;
                 let late = within(Duration::ZERO, a.qp.recv(a.pool.take().expect("one"))).await;
-                let late = late.map(drop).expect_err("nobody sent anything");
+                let late = late.map(drop).expect_err("no message was sent");
                 let sent = within(Duration::ZERO, b.qp.send(b.pool.copy(b"x").expect("one"))).await;
                 drop((late, a.pool.take(), a, sent, b));
                 Ok(())

@@ -426,7 +426,7 @@ fn request_waits_until_it_is_accepted() -> Verdict {
     assert!(service.id.next_request(Some(Duration::ZERO))?.is_none());
     let (_a, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
     let Progress::Pending(connecting) = connecting.wait(Some(SILENCE))? else {
-        return Err(Stop::fail("connected although nobody accepted"));
+        return Err(Stop::fail("connected without an accept"));
     };
     let request = service.request()?;
     let b = Side::of(&request.context()?)?;

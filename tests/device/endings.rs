@@ -25,7 +25,7 @@ fn a_missed_deadline_leaves_the_request_posted() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         let recv = a.qp.recv(a.pool.take().expect("a buffer"));
-        let recv = within(SILENCE, recv).await.map(drop).expect_err("nobody sent anything");
+        let recv = within(SILENCE, recv).await.map(drop).expect_err("no message was sent");
         assert!(recv.is_posted());
         b.qp.send(b.pool.copy(b"late").expect("a buffer")).await?;
         let got = within(PATIENCE, recv).await.expect("it was sent")?;
@@ -99,7 +99,7 @@ fn a_send_to_a_destroyed_peer_fails() -> Verdict {
         drop(b);
         let sent = within(PATIENCE, a.qp.send(a.pool.copy(b"x").expect("a buffer"))).await;
         let error = sent.map_err(|_| Stop::fail("the request is repeated for ever"))?;
-        let error = error.map(drop).expect_err("nobody is there");
+        let error = error.map(drop).expect_err("the peer is gone");
         assert_eq!(error.kind, OpErrorKind::Status(WcStatus::RETRY_EXC_ERR));
         assert_eq!(a.pool.idle(), BUFFERS - usize::from(error.memory.is_some()));
         Ok(())
@@ -130,7 +130,7 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
             let _ = read.await?;
         }
         let late = a.qp.read(remote, a.pool.take().expect("a buffer")).await;
-        let kind = late.map(drop).expect_err("nobody is there").kind;
+        let kind = late.map(drop).expect_err("the peer is gone").kind;
         // The order in which the peer's memory, queue pair and answers go is arbitrary.
         let failed = |status| {
             let gone = [WcStatus::REM_ACCESS_ERR, WcStatus::REM_OP_ERR, WcStatus::RETRY_EXC_ERR];

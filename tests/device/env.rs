@@ -92,7 +92,7 @@ pub(crate) fn pkey_index() -> u16 {
     testbed::link().pkey_index
 }
 
-/// Connects a queue pair to an endpoint, in the partition of which this port is a full member.
+/// Connects a queue pair to an endpoint, in a partition that has this port as a full member.
 pub(crate) fn handshake(qp: &QpControl, remote: &Endpoint) -> uverbs::Result<()> {
     match pkey_index() {
         0 if waits_for_receives() => qp.handshake(remote, &Handshake::new()),
@@ -121,7 +121,7 @@ pub(crate) fn short_waits_are_no_retries() -> bool {
 
 /// Skips if the connection manager does not report that a peer moved to another MAC address.
 pub(crate) fn unreachable_events() -> Verdict {
-    require(kernel_is_since(6, 0), Capability::CmUnreachable, "before Linux 6.0 nobody tells of it")
+    require(kernel_is_since(6, 0), Capability::CmUnreachable, "the kernel is older than Linux 6.0")
 }
 
 /// The retry count of a message that finds no receive: without a limit where that does no harm.
@@ -144,7 +144,7 @@ pub(crate) fn error_flush() -> Verdict {
     require(
         waits_for_receives(),
         Capability::ErrorFlush,
-        "nobody flushes what is posted in state ERR",
+        "the driver does not flush sends that are posted in state ERR",
     )
 }
 

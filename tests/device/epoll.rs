@@ -67,7 +67,7 @@ impl Edges {
         let mut room = [const { MaybeUninit::uninit() }; 2];
         let (events, _) = epoll::wait(&self.epoll, &mut room, Some(&timeout))?;
         if events.is_empty() {
-            return Err(Stop::fail("the driver sleeps, and nobody wakes it"));
+            return Err(Stop::fail("the driver sleeps, and no waker wakes it"));
         }
         if events.iter().any(|event| event.data.u64() == COMPLETIONS) {
             self.edges += 1;

@@ -82,7 +82,7 @@ fn until_gone(context: &Context) -> Verdict {
     loop {
         match context.next_event(Some(ABSENCE)) {
             Ok(Some(_)) => {}
-            Ok(None) => return Err(Stop::fail("nobody said that the device is gone")),
+            Ok(None) => return Err(Stop::fail("no event reported that the device is gone")),
             Err(error) if error.errno() == Errno::IO => return Ok(()),
             Err(error) => return Err(error.into()),
         }

@@ -1,5 +1,5 @@
-# The other side of an import: a program of rdma-core's bindings, told what to do over a socket that
-# is its standard input.
+# The other side of an import: a program of rdma-core's bindings, which takes commands over a socket
+# that is its standard input.
 
 import socket
 import sys
@@ -33,7 +33,7 @@ def export(device, length):
         if word == 'leave':
             break
         wire.send(region.read(int(length), 0)[:4000])
-    # Nobody must have destroyed them.
+    # The objects still exist, or this fails: no other process destroyed them.
     region.close()
     pd.close()
     context.close()
@@ -82,7 +82,7 @@ def copy(context, pd, region, addr, half, port, gid_index, mtu):
 
 
 def take(port, gid_index, mtu):
-    """Imports what it is sent, works with it and forgets it."""
+    """Imports the objects that it is sent, works with them and forgets them."""
     text, files, _, _ = socket.recv_fds(wire, 4096, 1)
     pd_handle, region_handle, addr, half = (int(word) for word in text.decode().split())
     context = Context(cmd_fd=files[0])

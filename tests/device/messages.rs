@@ -168,7 +168,7 @@ async fn judged<F: Future<Output = std::io::Result<TcpStream>>>(
     let (timeout, options) = (Duration::from_millis(300), env::handshake_options());
     let shaken = handshake(&half.qp, &stream, &index, &options, timeout).await;
     drop(client);
-    shaken.err().ok_or_else(|| Stop::fail("a handshake with nobody"))
+    shaken.err().ok_or_else(|| Stop::fail("a handshake without a peer succeeded"))
 }
 
 fn a_silent_client_fails_the_step_it_reached() -> Verdict {

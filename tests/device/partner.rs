@@ -206,7 +206,7 @@ pub(crate) fn parse(word: &str) -> Verdict<Envelope> {
     Ok(Envelope::from_bytes(&bytes)?)
 }
 
-/// Two queue pairs of one process that are connected to each other: a path to memory of which only the keys are known.
+/// Two queue pairs of one process that are connected to each other: a path to memory with only its keys.
 #[derive(Debug)]
 pub(crate) struct Loop {
     left: QueuePair,

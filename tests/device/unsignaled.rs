@@ -1,4 +1,4 @@
-//! The memory of unsignaled requests comes back with the completion of a later one, whichever way that ends.
+//! The memory of unsignaled requests comes back with the completion of a later one, whatever its status.
 
 use crate::env;
 use crate::lent::{DEPTH, Half, pair};

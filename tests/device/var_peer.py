@@ -1,5 +1,5 @@
-# The other side of a VAR: a program of libmlx5 itself, of a release whose functions for it are told
-# what to do over a socket that is the program's standard input.
+# The other side of a VAR: a program that calls libmlx5 itself, of a release with functions for it. It
+# takes commands over a socket that is its standard input.
 
 import ctypes
 import mmap
@@ -20,7 +20,7 @@ class Sizes(ctypes.Structure):
 
 
 verbs = ctypes.CDLL(LIBRARIES + 'libibverbs.so.1', mode=ctypes.RTLD_GLOBAL, use_errno=True)
-# It registers itself, so that nothing looks for a driver that fits.
+# libmlx5 registers itself, so that libibverbs searches for no other driver.
 mlx5 = ctypes.CDLL(LIBRARIES + 'libmlx5.so.1', use_errno=True)
 for function in (verbs.ibv_get_device_list, verbs.ibv_open_device, verbs.ibv_import_device):
     function.restype = ctypes.c_void_p
@@ -38,7 +38,7 @@ def some(answer, what):
 
 
 def ring(file, var, value):
-    """Writes a doorbell if there is a value, and answers what the page has."""
+    """Writes a doorbell if there is a value, and returns the value in the page."""
     with mmap.mmap(file, var.length, mmap.MAP_SHARED, offset=var.mmap_off) as page:
         word = ctypes.c_uint32.from_buffer(page)
         if value is not None:
@@ -49,7 +49,7 @@ def ring(file, var, value):
 
 
 def talk(file, var):
-    """Does what it is told until it is to leave; answers how."""
+    """Carries out commands until one ends the conversation; returns that one."""
     while True:
         word, *rest = wire.recv(4096).decode().split()
         if word == 'ring':
@@ -70,9 +70,9 @@ def bye(context, var, word):
 
 
 def take():
-    """Imports what it is sent."""
+    """Imports the VAR that it is sent."""
     blob, files, _, _ = socket.recv_fds(wire, 4096, 1)
-    # The library takes one over.
+    # libibverbs takes ownership of a descriptor.
     context = some(verbs.ibv_import_device(os.dup(files[0])), 'import_device')
     data = ctypes.create_string_buffer(bytes.fromhex(blob.decode()), 24)
     var = some(mlx5.mlx5dv_var_import(ctypes.c_void_p(context), data), 'var_import')
@@ -89,7 +89,7 @@ def is_device(number):
 
 
 def give(name):
-    """Allocates one, and hands out the context and what says where it is."""
+    """Allocates a VAR, and hands out the context and the export that names the VAR."""
     devices = some(verbs.ibv_get_device_list(None), 'get_device_list')
     each = ctypes.cast(devices, ctypes.POINTER(ctypes.c_void_p))
     at = 0

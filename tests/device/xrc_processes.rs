@@ -88,7 +88,7 @@ fn sender_notices_a_killed_receiver() -> Verdict {
         let number = SrqNumber(number.parse()?);
         let mut sender = Sender::new(&context)?;
         let from = sender.qp.endpoint(&gid(&context)?)?;
-        // Target and memory are on one file, of which the kernel destroys the newest objects first:
+        // Target and memory are on one file, and the kernel destroys the file's newest objects first:
         // the target falls silent before any other object goes.
         let to = receiver.ask(&format!("xrc-connect {}", print(&from)), "target")?;
         env::handshake(&sender.qp, &parse(&to, &from)?)?;

@@ -1,5 +1,5 @@
-//! A path to memory of which only the keys are known: two queue pairs of one process, connected to
-//! each other.
+//! A path to memory with only the memory's keys: two queue pairs of one process, connected to each
+//! other.
 
 use crate::failure::{Failure, Result};
 use std::time::{Duration, Instant};

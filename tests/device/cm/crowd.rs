@@ -38,7 +38,7 @@ fn still_waits<P, D>(
 ) -> Verdict<Option<P>> {
     match waited {
         Ok(Progress::Pending(pending)) => Ok(Some(pending)),
-        Ok(Progress::Done(_)) => Err(Stop::fail("connected although nobody accepted")),
+        Ok(Progress::Done(_)) => Err(Stop::fail("connected without an accept")),
         Err(error) => {
             assert_eq!(error.errno(), Errno::CONNREFUSED, "{error}");
             let reason = error.rejection().and_then(|rejection| rejection.reason());

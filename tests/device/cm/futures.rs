@@ -168,7 +168,7 @@ fn dropped_futures_leave_nothing() -> Verdict {
         for milliseconds in [0, 1, 2, 5, 10, 50] {
             let connect = Box::pin(client.connect(at));
             if let Ok(connected) = within(Duration::from_millis(milliseconds), connect).await {
-                return Err(Stop::fail(format!("nobody accepted: {:?}", connected.map(drop))));
+                return Err(Stop::fail(format!("no accept was sent: {:?}", connected.map(drop))));
             }
         }
         // Some requests arrived, from peers that gave up.

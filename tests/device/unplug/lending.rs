@@ -15,7 +15,7 @@ use uverbs::{Access, Context, Device, Errno, PostError, SendWr, WcStatus};
 /// are removed a while before.
 fn is_taken(context: &Context, deadline: Instant) -> Verdict<bool> {
     if Instant::now() > deadline {
-        return Err(Stop::fail("nobody took the device away"));
+        return Err(Stop::fail("the lab did not remove the device"));
     }
     Ok(context.query_gid(env::port(), 0).is_err_and(|error| error.errno() == Errno::IO))
 }
