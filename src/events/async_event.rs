@@ -43,7 +43,7 @@ open_enum! {
         /// The connection could not move to its alternate path.
         #[doc(alias = "IBV_EVENT_PATH_MIG_ERR")]
         PATH_MIG_ERR = raw::IB_EVENT_PATH_MIG_ERR.0, "path migration failed";
-        /// The device failed or was removed. Nothing follows.
+        /// The device failed or was removed. No event follows.
         #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
         DEVICE_FATAL = raw::IB_EVENT_DEVICE_FATAL.0, "device fatal";
         /// The port can be used.

@@ -214,13 +214,13 @@ impl<K, N> SlabBuffer<K, N> {
         unsafe { &*self.head().slab }
     }
 
-    /// The address of its first byte.
+    /// The address of the buffer's first byte.
     #[inline(always)]
     pub(crate) fn address(&self) -> u64 {
         self.head().start.addr() as u64
     }
 
-    /// All of it.
+    /// The bytes of the buffer.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let (start, size) = (self.head().start, self.slab().size as usize);
@@ -229,7 +229,7 @@ impl<K, N> SlabBuffer<K, N> {
         unsafe { std::slice::from_raw_parts(start, size) }
     }
 
-    /// All of it, to write.
+    /// The bytes of the buffer, to write.
     #[inline]
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let (start, size) = (self.head().start, self.slab().size as usize);
@@ -281,13 +281,13 @@ impl<K, N> SharedSlabBuffer<K, N> {
         self.0.common()
     }
 
-    /// The address of its first byte.
+    /// The address of the buffer's first byte.
     #[inline(always)]
     pub(crate) fn address(&self) -> u64 {
         self.0.address()
     }
 
-    /// All of it.
+    /// The bytes of the buffer.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0.bytes()
@@ -451,7 +451,7 @@ mod model {
             let slab = BufferSlab::new(&pages, 8, 2, (), ()).unwrap();
             let other = slab.clone();
             let thread = thread::spawn(move || {
-                // Both may be taken.
+                // Both buffers may be taken.
                 drop(other.take());
             });
             let (one, two) = (slab.take(), slab.take());

@@ -31,8 +31,7 @@ unsafe impl Sync for CqBuffer {}
 const CORE: usize = 64;
 
 impl CqBuffer {
-    /// `count` CQEs of `size` bytes; `None` unless they are inside, aligned, of a size that
-    /// devices know, and a power of two.
+    /// `count` CQEs of `size` bytes; `None` unless they are inside, aligned, of 64 or 128 bytes, and a power of two.
     pub(crate) fn new(memory: Arc<QueueMemory>, count: u32, size: usize) -> Option<CqBuffer> {
         if !count.is_power_of_two() || !(size == CORE || size == 2 * CORE) {
             return None;
@@ -93,7 +92,7 @@ impl CqBuffer {
     }
 }
 
-/// A ring of completions and how far it is consumed. A pointer leads to the next CQE, so that a poll that
+/// A ring of completions, and its consumer index. A pointer leads to the next CQE, so that a poll that
 /// finds nothing costs little.
 #[derive(Clone, Debug)]
 pub(crate) struct CqReader {
@@ -170,7 +169,7 @@ impl CqReader {
         Cqe { core: self.next, ring: PhantomData }
     }
 
-    /// Goes on to the CQE after it.
+    /// Advances to the CQE after it.
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
         self.advance_past(self.next);
@@ -305,7 +304,7 @@ impl Cqe<'_> {
         unsafe { self.unaligned(AT - 2) }
     }
 
-    /// The number of 32 bits at `at`, wherever that is.
+    /// The number of 32 bits at `at`, without alignment.
     ///
     /// # Safety
     ///
@@ -427,7 +426,7 @@ mod tests {
             });
             let [(new, raw), (old, other)] = &rings;
             let units = (size / 16) as u32;
-            // Both are taken modulo the ring.
+            // Both indices are taken modulo the ring.
             new.take_over(7, old, 6, 0x85);
             for unit in 0..64 {
                 let mut expected = [0x10, u64::from(unit)];

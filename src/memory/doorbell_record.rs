@@ -18,8 +18,8 @@ pub(crate) const RECORD: usize = 8;
 /// Bytes between records in a shared page.
 const LINE: usize = 64;
 
-/// The doorbell records of a context. Pages stay until the last record and the context are gone. There is no model of
-/// it: each call is one step under a lock.
+/// The doorbell records of a context. Pages stay until the last record and the context are gone. They need no loom
+/// model: each call is one step under a lock.
 #[derive(Debug)]
 pub(crate) struct DoorbellPages {
     free: Lock<Vec<Line>>,

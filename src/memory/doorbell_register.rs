@@ -147,7 +147,7 @@ impl DoorbellRegister {
         now
     }
 
-    /// Rings by one word, in the byte order in the register.
+    /// Rings by one word, in the byte order of the register.
     #[inline(always)]
     pub(crate) fn doorbell(&self, word: u64) {
         let offset = self.take_turn();
@@ -217,8 +217,8 @@ unsafe impl Send for DoorbellRegisterWord {}
 unsafe impl Sync for DoorbellRegisterWord {}
 
 impl DoorbellRegisterWord {
-    /// Rings, by a word in the byte order there. A register without buffers needs no lock: the
-    /// store is one access, and no buffer is switched.
+    /// Rings by a word in the byte order of the register. A register without buffers needs no lock:
+    /// the store is one access, and no buffer is switched.
     #[inline(always)]
     pub(crate) fn ring(&self, word: u64) {
         const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };

@@ -19,7 +19,7 @@ pub(crate) struct Member {
     pub(crate) shared: Option<Arc<mlx5::wr_ids::SharedQp>>,
 }
 
-/// The control path's side of a completion queue: tells its poller which queue pairs come and go.
+/// The control path's side of a completion queue: tells its poller of new and destroyed queue pairs.
 pub(crate) trait CqMembers: Debug + Send + Sync + RefUnwindSafe {
     /// The gate of the queue: [dirty](PollGate::mark_dirty) makes the next poll [catch up](CqRing::catch_up).
     fn poll_gate(&self) -> &PollGate;

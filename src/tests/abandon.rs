@@ -50,7 +50,7 @@ fn a_future_dropped_at_any_step_frees_its_memory<S: Kind>() {
     drop(posted.remove(0));
     assert_eq!(futures.pool.idle(), all - room + 2);
 
-    // Polled to its end, and then dropped.
+    // The future is polled to its end, and then dropped.
     futures.complete(Role::Send, WcStatus::SUCCESS);
     let mut told = posted.remove(0);
     let Poll::Ready(Ok(finished)) = Pin::new(&mut told).poll(&mut cx()) else { panic!("it waits") };
@@ -160,7 +160,7 @@ fn posting_polling_and_filling_on_three_threads_loses_no_buffer() {
         }
         assert_eq!(posted, ROUNDS);
         go.recv().unwrap();
-        // Two more, which do not complete.
+        // Two more sends, which do not complete.
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[]), pool.take().unwrap(), "left").unwrap();
         batch.ring().unwrap();

@@ -247,7 +247,7 @@ fn a_device_that_is_gone_leaks_nothing_and_answers_eio() {
     ] {
         assert_eq!(error.kernel_errno(), Some(Errno::IO), "{error}");
     }
-    // Queues are memory of this process: they stay, and stay empty.
+    // Queues are memory of this process: they stay mapped, and stay empty.
     assert!(bench.cq.poll().unwrap().next().is_none());
     let mut batch = qp.send_batch().unwrap();
     batch.push(crate::SendWr::send(&[])).unwrap();

@@ -150,7 +150,7 @@ fn a_channel_names_the_queue_that_has_completions() {
     assert_eq!(channel.wait(None).unwrap(), Some(second.key()));
     assert_eq!(channel.try_next().unwrap(), Some(first.key()));
     assert_eq!(poll_ids(&mut second), [1]);
-    // A file that waits says the same, and still knows when there is nothing.
+    // A blocking file returns the same events, and `try_next` still returns `None` without one.
     channel.set_nonblocking(false).unwrap();
     assert_eq!(channel.try_next().unwrap(), None);
     assert_eq!(channel.wait(Some(Duration::from_millis(5))).unwrap(), None);

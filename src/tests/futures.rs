@@ -312,7 +312,7 @@ fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
         futures.complete(Role::Recv, WcStatus::WR_FLUSH_ERR);
     }
     assert_eq!((futures.pool.idle(), futures.qp.in_flight()), (64, 0));
-    // The same for a future.
+    // The same for the future of a send.
     let mut sent = futures.qp.send(futures.pool.take().unwrap());
     for kind in [
         OpErrorKind::Earlier(WcStatus::LOC_LEN_ERR),
@@ -396,7 +396,7 @@ fn a_shared_receive_queue_of_another_completion_queue_is_refused<S: Kind>() {
     let qp = other.pd.qp_builder(&other.cq, &other.cq, QpType::RC).srq(&srq).build().unwrap();
     let refused = futures.cq.adopt_on(qp, &srq).unwrap_err();
     assert!(refused.error.message().contains("of another completion queue"), "{refused}");
-    // The queue pair is still there, and nothing is wrong with it where both are at home.
+    // The refused queue pair is unchanged: its own completion queue adopts it.
     other.cq.adopt_on(refused.into_object(), &srq).unwrap();
 }
 
@@ -425,7 +425,7 @@ fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
     assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
     let request = futures.bench.script.take(srq_handle(&futures.bench), Role::Recv).unwrap();
     let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
-    // The future goes, the queue with its last handle, and its place to the next.
+    // Drops the future and the last handle of the queue pair; the next queue pair gets its place in the table.
     drop((received, srq));
     let next = futures.srq();
     let mut waits = next.recv(futures.pool.take().unwrap());
@@ -646,7 +646,7 @@ fn a_driver_whose_channel_is_in_error_ends_and_fails_its_futures() {
     let mut received = futures.qp.recv(futures.pool.take().unwrap());
     assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
     assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
-    // Nothing more can be read from it, and it is reported as hung up.
+    // The file yields no more events, and the kernel reports it as hung up.
     rustix::net::shutdown(&futures.cq, rustix::net::Shutdown::Both).unwrap();
     futures.driver.readiness_mut().report();
     let Poll::Ready(end) = Pin::new(&mut futures.driver).poll(&mut cx()) else {
@@ -690,7 +690,7 @@ fn refused_memory_is_dropped_after_the_locks_are_released() {
         let futures = Futures::new();
         let Futures { bench, qp, .. } = &futures;
         let memory = Farewell(Box::new([0; 64]), Arc::new(Mutex::new(Some(qp.clone()))));
-        // Of another protection domain.
+        // Memory of another protection domain.
         let foreign = bench.context.alloc_pd().unwrap();
         let region =
             Arc::new(foreign.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap());

@@ -118,7 +118,7 @@ pub(crate) struct Damage {
 impl Damage {
     /// An input without bytes damages no answer.
     pub(crate) fn new(input: &[u8]) -> Damage {
-        // A program of the tests has some 60 answers or more.
+        // The test's program gets some 60 answers or more.
         let healthy = input.first().map_or(0, |first| first / 4);
         Damage { bytes: input.into(), used: 1, healthy }
     }
@@ -131,7 +131,7 @@ impl Damage {
         }
         let mut u = Unstructured::new(self.bytes.get(self.used..).unwrap_or_default());
         let left = u.len();
-        // An input that is used up damages nothing more.
+        // When the input is used up, later answers are not damaged.
         let _ = damage(&mut u, answer);
         self.used += left - u.len();
     }

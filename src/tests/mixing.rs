@@ -7,7 +7,7 @@ use crate::{
     Qpn, QueuePair, Rereg, RingError, SendWr, WindowType,
 };
 
-/// `Ok` and every other error would be wrong.
+/// Takes the error of a refused call; `Ok` and every other error fail the test.
 fn refused<T>(result: crate::Result<T>) -> Error {
     let Err(error) = result else { panic!("objects of two contexts were mixed") };
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");

@@ -486,7 +486,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
         users[page(qp) as usize] += 1;
     }
     assert_eq!(users[3..9], [4; 6], "each register is shared by two");
-    // The next ones share the registers that have become free.
+    // The next queue pairs share the registers that have become free.
     let mut shared = shared;
     shared.retain(|qp| page(qp) != 3);
     shared.extend((0..4).map(|_| qp()));
@@ -567,7 +567,7 @@ fn running_out_of_registers_names_their_number() {
     let error = context.alloc_td().unwrap_err();
     let text = "no page of doorbell registers could be had; thread domains of this context have 6";
     assert!(error.errno() == Errno::IO && error.message().ends_with(text), "{error}");
-    // A queue pair rings the page that is there.
+    // A queue pair rings the page that exists.
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(qp.handle()).max_wr, u32::from(armed.uar_page_index));
     drop(tds);

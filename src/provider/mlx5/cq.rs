@@ -504,7 +504,7 @@ impl Mlx5Cq {
         }
         let before = self.held.as_ref().and_then(|held| held.exchange(memory));
         self.exchange(buffer);
-        // The allocator may be called for it, now that the ring has left it.
+        // Dropped only after the ring has left the old memory: this may call the program's allocator.
         drop(before);
         Ok(())
     }

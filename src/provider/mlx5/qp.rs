@@ -38,7 +38,7 @@ use uverbs_uapi::qp as uapi;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 use zerocopy::IntoBytes;
 
-/// The device addresses the beginning of a queue pair's memory in units of a page divided by this.
+/// The device addresses the beginning of a queue pair's memory in 64ths of a page.
 const PAGE_STEPS: usize = 64;
 /// Version 1 of the ECE options: the response to a creation with it has the options of the device.
 const ECE_QUERY: u32 = 0x1000_0000;

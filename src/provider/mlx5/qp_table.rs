@@ -510,7 +510,7 @@ mod tests {
     }
 }
 
-/// loom tries other threads first only from a spawned one on, so that one of the two is always that.
+/// Loom does not preempt a model's first thread as it does others, so at least one of the two threads is spawned.
 #[cfg(all(test, loom))]
 mod model {
     use super::super::uidx::UidxAllocator;

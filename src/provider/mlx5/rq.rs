@@ -138,8 +138,7 @@ impl Mlx5Rq {
         self.push_checked(cursor, &recv)
     }
 
-    /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
-    /// all others.
+    /// Writes a WQE of one SGE if it is valid; `false`, and the cursor has not moved, for all others.
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> bool {
         let [sge] = recv.sges else { return false };
@@ -237,6 +236,6 @@ pub(super) fn scatter(
     if next.wrapping_sub(at) < room {
         segments.write(next, TERMINATOR);
     }
-    // The uppermost bit of an SGE's length would make it something else.
+    // The uppermost bit of a length would mark inline data.
     if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
 }

@@ -150,7 +150,7 @@ pub(super) fn overhead(qp_type: QpType) -> u64 {
     }
 }
 
-/// Bytes of the longest WQE whose size does not depend on the capacities that were asked for.
+/// Bytes of the longest WQE whose size does not depend on the requested capacities.
 fn fixed(qp_type: QpType) -> u64 {
     match qp_type {
         QpType::UD | QpType::RAW_PACKET => WQEBB,
@@ -494,7 +494,7 @@ impl Mlx5Sq {
                 size = wqe.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_MASKED_FA, WcOpcode::FETCH_ADD)
             }
-            // Later WQEs have to wait for these, which only `push_checked` sees to.
+            // Later WQEs have to wait for these; only `push_checked` sets the fence.
             SendOp::LocalInv(_) | SendOp::BindMw(_) if validation == Validation::Size => {
                 return Err(PostError::Unsupported);
             }
@@ -513,8 +513,8 @@ impl Mlx5Sq {
                 return Err(PostError::Unsupported);
             }
         };
-        // Not before the request's other fields are read: after a store to the queue the compiler reads them from
-        // memory again, which costs 80 instructions.
+        // Written after the request's other fields are read: after a store to the queue the compiler reads them
+        // from memory again, which costs 80 instructions.
         if let Some(srq) = wr.srq {
             wqe.slot.write(1, target(srq.0));
         }
@@ -524,7 +524,7 @@ impl Mlx5Sq {
         Ok(())
     }
 
-    /// Writes the control segment of a WQE whose other segments are written, and moves the cursor on.
+    /// Writes the control segment of a WQE whose other segments are written, and advances the cursor.
     #[inline(always)]
     fn finish(
         &self,
@@ -627,7 +627,7 @@ impl PendingFence {
 /// The checks that a WQE still needs when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Validation {
-    /// The SGE count and the inline length. A single SGE is right, and no fence is pending.
+    /// The SGE count and the inline length. A single SGE is valid, and no fence is pending.
     Size,
     /// Everything; no fence is pending.
     All,

@@ -241,8 +241,7 @@ impl Mlx5Srq {
         self.push_checked(cursor, &recv)
     }
 
-    /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
-    /// all others.
+    /// Writes a WQE of one SGE if it is valid; `false`, and the cursor has not moved, for all others.
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> bool {
         let [sge] = recv.sges else { return false };

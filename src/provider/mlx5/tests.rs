@@ -1,4 +1,4 @@
-//! mlx5's queues on plain memory: no kernel, no device, milliseconds.
+//! mlx5's queues on plain memory, without kernel or device, in milliseconds.
 
 mod limits;
 mod model;

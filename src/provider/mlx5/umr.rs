@@ -1,8 +1,8 @@
 //! Requests that change a memory key: binding and unbinding a window, invalidating a key.
 //!
-//! Pairs with user-mode memory registration (UMR): a control segment says which fields of the key
-//! change, a key segment gives them, and for a binding one entry of a translation list says which
-//! region the window is on.
+//! Pairs with user-mode memory registration (UMR): a control segment selects the fields of the key
+//! that change, a key segment has their values, and for a binding one entry of a translation list
+//! names the window's region.
 
 use super::wqe::{Segment, pair};
 use crate::access::Access;

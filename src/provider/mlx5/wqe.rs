@@ -15,7 +15,7 @@ pub(crate) type Segment = [u64; 2];
 /// count, too.
 pub(crate) const LONGEST: u32 = (1 << 6) - 1;
 
-/// Two numbers of 32 bits, the first in front.
+/// Two big-endian numbers of 32 bits, the first at the lower address.
 #[inline(always)]
 pub(crate) const fn pair(first: u32, second: u32) -> u64 {
     ((first as u64) << 32 | second as u64).to_be()

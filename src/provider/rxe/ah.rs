@@ -49,8 +49,8 @@ impl ConsumerWatch for ProducerWatch {
     }
 }
 
-/// The address handles that the WQEs of a send queue name, for the control path. The poster alone writes it.
-/// Model-checked with loom.
+/// The address handles that the WQEs of a send queue name, for the control path. Only the poster writes
+/// them. Model-checked with loom.
 #[derive(Debug)]
 pub(crate) struct NamedAddresses<W = ProducerWatch> {
     watch: W,

@@ -59,7 +59,7 @@ pub(crate) struct Retirements<W> {
 }
 
 impl<W: Watch> Retirements<W> {
-    /// For a ring whose next entry to consume is in slot `consumer`.
+    /// The state for a ring whose next entry to consume is in slot `consumer`.
     pub(crate) fn new(watch: W, consumer: u32, poll_gate: PollGate) -> Self {
         Retirements {
             updates: UpdateList::new(),

@@ -133,7 +133,7 @@ impl RxeRq {
         Ok(())
     }
 
-    /// Checks a request, writes its WQE at the cursor, and moves the cursor on; after an error it has not moved.
+    /// Checks a request, writes its WQE at the cursor, and advances the cursor; after an error it has not moved.
     #[inline(always)]
     pub(crate) fn push(
         &self,

@@ -82,7 +82,7 @@ impl RxeSq {
         Ok(())
     }
 
-    /// Checks a request, writes its WQE at the cursor, and moves the cursor on; after an error it has not moved.
+    /// Checks a request, writes its WQE at the cursor, and advances the cursor; after an error it has not moved.
     pub(crate) fn push(&self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than a fork.
         if self.gate.is_shut() {

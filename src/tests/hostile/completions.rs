@@ -52,7 +52,7 @@ fn read(completion: Completion<'_>) {
     }
 }
 
-/// Polls until there is nothing, and returns how many there were.
+/// Polls until the queue is empty, and returns the number of completions.
 fn poll_all(cq: &mut crate::CompletionQueue) -> usize {
     let mut found = 0;
     let mut completions = cq.poll().unwrap();

@@ -72,7 +72,7 @@ fn headers_are_in_their_segment() {
     assert_eq!(posted(0, wr), format!("0000000a000042030000000000000000{head}{DATA}"));
 }
 
-/// A ConnectX-4 wants the packet's headers inline: they are taken from the front of the data.
+/// A ConnectX-4 requires the packet's headers inline: the library takes them from the front of the data.
 #[test]
 fn inline_data_begins_in_the_segment() {
     let frame: Vec<u8> = HEADER.iter().copied().chain(1..=8).collect();
@@ -122,7 +122,7 @@ fn requests_that_the_device_lacks_are_refused() {
     assert_eq!(refused(0, SendWr::send(&many)), PostError::TooManySge { max: 30 });
     let long = vec![0; 1000];
     assert_eq!(refused(0, SendWr::send(&[]).inline(&long)), PostError::InlineTooLong { max: 980 });
-    // On queues of messages there are no packets.
+    // A queue pair of another type takes no raw packets.
     let mut sends = Sender::new(Shape::default());
     let error = sends.post(&[SendWr::packet(Packet::new(), &[SGE])]).unwrap_err();
     assert_eq!(error, PostError::Unsupported);

@@ -9,7 +9,8 @@ const WQEBBS: u32 = 16;
 const REMOTE: Remote = Remote { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x0a0b_0c0d) };
 const SRQ: SrqNumber = SrqNumber(0x01_2345);
 const MASKED: MaskedSwap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
-/// Short of a segment; to the end of a WQEBB of RC, and beyond; over several WQEBBs.
+/// Lengths of inline data: less than a segment; up to the end of an RC request's first WQEBB, and
+/// beyond; over several WQEBBs.
 const INLINE: [usize; 6] = [1, 12, 28, 29, 44, 200];
 
 /// A request, and the WQE that the device must find: the opcode, the immediate, and all segments behind the

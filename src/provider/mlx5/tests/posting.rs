@@ -255,7 +255,7 @@ fn one_request_goes_by_blueflame_and_a_batch_by_doorbell() {
     assert_eq!(sends.page.bytes(0, 8), sends.bytes(5, 8), "a doorbell");
     assert_eq!(sends.page.bytes(8, 56), request[8..64], "and no more");
     sends.qp.sends.complete(5);
-    // A batch rings with its last request.
+    // A batch rings the doorbell with its last WQE.
     let wr = SendWr::send(&[SGE]);
     sends.post(&[wr, wr]).unwrap();
     assert_eq!(sends.page.bytes(BUFFER, 8), sends.bytes(11, 8));
@@ -281,7 +281,7 @@ fn a_key_is_changed_before_the_next_request_uses_it() {
     sends.post(&[SendWr::local_inv(Rkey(5)), SendWr::send(&[]), SendWr::send(&[])]).unwrap();
     assert_eq!([0, 2, 3].map(|at| fences(&sends, at)), [0, 0x20, 0]);
     sends.qp.sends.complete(3);
-    // Across batches, too, but not from one that was dropped.
+    // The fence crosses batches, but not from a dropped one.
     sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
     let mut dropped = sends.ring.begin();
     sends.push(&mut dropped, &SendWr::send(&[])).unwrap();
@@ -301,7 +301,7 @@ fn wqes_after_a_key_change_are_fenced() {
     let mut cursor = sends.ring.begin();
     assert!(!sends.try_push(&mut cursor, &SendWr::local_inv(Rkey(5))));
     assert_eq!(cursor.at, 0);
-    // A batch that is dropped forgets no change that was posted, though it made one of its own.
+    // A dropped batch keeps the fence for a posted key change, even if the batch had a key change of its own.
     sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
     let mut dropped = sends.ring.begin();
     sends.push(&mut dropped, &wr).unwrap();
