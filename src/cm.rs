@@ -57,7 +57,7 @@
 //! A connection with its end costs both sides together 38 system calls; librdmacm makes 47. Requests on a connection cost
 //! no more than on any queue pair. An [`EventChannel`] is a file, which any number of ids share.
 //!
-//! # What keeps what alive
+//! # Lifetimes
 //!
 //! An id keeps its [`EventChannel`] open, and a [`ConnectRequest`] does not need its listener any more.
 //! The channel keeps one [`Context`](crate::Context) of each device that an id asked a context of. No id

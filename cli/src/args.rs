@@ -381,7 +381,7 @@ pub(crate) struct DevinfoArgs {
     pub(crate) devices: Vec<String>,
 }
 
-/// Exit status 3 tells of a problem, 0 of none. Each device is opened, and a small region registered on it.
+/// Exit status 3 means a problem, 0 none. The doctor opens each device, and registers a small region on it.
 #[derive(Debug, Group)]
 #[command(after_help = EXIT_STATUSES)]
 pub(crate) struct DoctorArgs {

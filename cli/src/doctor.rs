@@ -1,6 +1,6 @@
 //! `uverbs doctor`: finds faults that keep programs from working on this machine, with their remedies.
 //!
-//! [`machine`] looks at the facts that all devices share, [`device`] opens each device and looks at its ports. Both
+//! [`machine`] checks the facts that all devices share, [`device`] opens each device and checks its ports. Both
 //! read only, except for a protection domain and a small region that are made and dropped, and datagrams to the
 //! [`peer`] that the user named.
 

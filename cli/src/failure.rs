@@ -198,7 +198,7 @@ fn memory_advice() -> String {
              LimitMEMLOCK=), or ask for less (--size, --rx-depth)",
             limit / 1024
         ),
-        None => "ask for less (--size, --rx-depth), or see what limits the cgroup".to_owned(),
+        None => "ask for less (--size, --rx-depth), or see the limits of the cgroup".to_owned(),
     }
 }
 

@@ -178,7 +178,7 @@ impl Queue {
         Ok(self.resources.data.copy_from(offset, bytes)?)
     }
 
-    /// Copies what the target wrote out of the memory of a slot.
+    /// Copies the target's data out of the memory of a slot.
     pub(crate) fn read_data(&self, slot: Slot, bytes: &mut [u8]) -> Result<()> {
         Ok(self.resources.data.copy_to(self.offset(slot), bytes)?)
     }

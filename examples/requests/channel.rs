@@ -270,7 +270,7 @@ impl Channel {
             self.frame(Kind::Taken as u8, id, &number.to_be_bytes()).await?;
         }
         if reply {
-            let call = lock(&self.0.calls).remove(&id).ok_or("a reply that nobody waits for")?;
+            let call = lock(&self.0.calls).remove(&id).ok_or("a reply to no waiting call")?;
             // The task that asked may have gone away.
             let _ = call.send(body);
             return Ok(());

@@ -20,7 +20,7 @@ use uverbs_uapi::rdma_user_cm as uapi;
 
 /// An id that has an address of this host.
 ///
-/// An address of this host first, to listen there or to connect from there:
+/// Bind an address of this host, and then listen there or connect from there:
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,10 +30,10 @@ use uverbs_uapi::rdma_user_cm as uapi;
 ///
 /// let channel = EventChannel::open()?;
 /// let id = channel.create_id(PortSpace::TCP, QpType::RC)?;
-/// // Before it is bound: an address that was used lately, and no IPv4 by an IPv6 wildcard.
+/// // Options that have to be set before the bind: reuse of the port, and no IPv4 on an IPv6 wildcard.
 /// id.set_reuse_address(true)?;
 /// id.set_af_only(true)?;
-/// // Another channel takes its events.
+/// // The id moves to another channel, which then has its events.
 /// let id: Id = id.migrate(&EventChannel::open()?)?;
 /// let bound: BoundId = id.bind("[::]:7471".parse()?)?;
 /// println!("bound to {}", bound.local_addr()?);

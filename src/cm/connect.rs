@@ -153,7 +153,7 @@ fn check_answer(verb: &'static str, offered: Option<Ece>, answer: Option<Ece>) -
 ///
 /// let accepting: Accepting = request.accept(qp, &ConnectParam::new())?;
 /// while let Some(event) = context.try_next_event()? {
-///     // The peer's first message is here, and its confirmation need not be waited for.
+///     // The peer's first message is here: the confirmation may be lost, and is not needed.
 ///     if event.kind == EventType::COMM_EST && event.source == EventSource::Qp(qp.key()) {
 ///         match accepting.notify_communication_established() {
 ///             // The confirmation came, too.
@@ -237,9 +237,9 @@ impl Step for Accepting {
 ///     match event {
 ///         // Nothing can be sent any more: drop the connection, and drop or reset the queue pair.
 ///         ConnectionEvent::Disconnected | ConnectionEvent::TimewaitExit => break,
-///         // The peer is not where it was: the same.
+///         // The peer has moved, or gave up the handshake: the same.
 ///         ConnectionEvent::Unreachable | ConnectionEvent::Rejected => break,
-///         // Drop everything that was made on the device: the kernel waits for that.
+///         // Drop all objects on the device: the kernel waits for that.
 ///         ConnectionEvent::DeviceRemoval => break,
 ///         // Connect again to use the new interface.
 ///         ConnectionEvent::AddressChange => println!("the address moved to another interface"),

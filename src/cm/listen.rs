@@ -105,7 +105,7 @@ impl Step for &ListeningId {
 /// if busy {
 ///     return Ok(request.reject(b"come again later")?);
 /// }
-/// // Its events go to another channel, whose thread goes on with it.
+/// // The request moves to another channel, for that channel's thread to accept it.
 /// let request = request.migrate(worker)?;
 /// let param = ConnectParam::new()
 ///     .responder_resources(request.responder_resources())

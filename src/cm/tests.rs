@@ -90,7 +90,7 @@ fn active_side_brings_the_queue_pair_to_rts_step_by_step() {
     let connecting = route.connect(&stage.qp, &param).unwrap();
     assert_eq!(stage.qp.state(), QpState::INIT);
     let Progress::Pending(connecting) = connecting.wait(NOW).unwrap() else {
-        panic!("nobody answered");
+        panic!("the peer did not answer");
     };
     let conn = rdma_ucm_conn_param { qp_num: 0x77, ..Default::default() };
     stage.script.tell_with(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0, conn);

@@ -218,7 +218,7 @@ fn at_once(threads: usize) -> Verdict {
     })
 }
 
-/// A message received before its queue pair is dropped is delivered all the same.
+/// A message received before its queue pair is dropped is still delivered.
 fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
     const MESSAGES: usize = 5;
     run(0, async {

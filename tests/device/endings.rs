@@ -160,7 +160,7 @@ fn dropping_the_driver_fails_every_request() -> Verdict {
         driver.abort();
         assert_eq!(recv.await?, Err(OpErrorKind::DriverGone));
         let late = a.qp.recv(a.pool.take().expect("a buffer")).await;
-        assert_eq!(late.expect_err("nobody looks").kind, OpErrorKind::DriverGone);
+        assert_eq!(late.expect_err("the driver is gone").kind, OpErrorKind::DriverGone);
         let qp = a.pd.qp_builder(&a.cq, &a.cq, QpType::RC).build()?;
         assert!(a.cq.adopt(qp).unwrap_err().to_string().contains("driver is gone"));
         // Memory that the device may still write stays lent until the queue pair is gone.

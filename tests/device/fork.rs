@@ -239,7 +239,7 @@ fn child_imports_the_objects_that_the_parent_exported() -> Verdict {
     Ok(())
 }
 
-/// While a child shares the parent's memory, the parent writes, and reads what the device wrote.
+/// While a child shares the parent's memory, the parent writes, and reads the device's data.
 fn registered_pages_stay_the_parents() -> Verdict {
     stay_the_parents(MmapMut::map_anon(1 << 16)?)
 }

@@ -112,7 +112,7 @@ fn completions_of_others_stay() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let Side { pd, cq, .. } = &pair.b;
     let mut other = pd.qp_builder(cq, cq, QpType::RC).build()?;
-    // A queue pair in state ERR completes what is posted to it, in the same queue.
+    // A queue pair in state ERR completes each posted request, in the same queue.
     let init = QpAttr::new()
         .state(QpState::INIT)
         .port(env::port())

@@ -135,7 +135,7 @@ fn removed_device_does_not_open_its_successor() -> Verdict {
         let _link = Link::add("uvt_rxe", "uvt4")?;
         Device::by_name("uvt_rxe")?
     };
-    // The same name on the same node with the same number, and another device all the same.
+    // The same name, node and number, but another device.
     let _link = Link::add("uvt_rxe", "uvt4")?;
     let second = Device::by_name("uvt_rxe")?;
     assert_eq!(second.device_number(), first.device_number());

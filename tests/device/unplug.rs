@@ -24,7 +24,7 @@ use uverbs::{
     QpType, WcStatus, WindowType,
 };
 
-/// The argument of a program whose device under test is taken away.
+/// The argument of a program whose device under test is removed.
 const UNPLUG: &str = "--unplug";
 
 /// The longest time until all workers have begun. A later one fails by itself.
@@ -63,7 +63,7 @@ impl Drop for Awaited {
     }
 }
 
-/// Fails unless an answer says that the device is gone.
+/// Fails unless the answer is `EIO`: the device is gone.
 #[track_caller]
 fn gone<T>(what: &str, answer: uverbs::Result<T>) -> Verdict {
     match answer {

@@ -140,9 +140,9 @@ fn pfc(netdev: &str, answer: Result<Vec<u8>, Errno>, findings: &mut Findings) {
                 ),
             );
         }
-        Ok(None) => findings.note(CHECK, format!("the driver of {netdev} tells nothing of PFC")),
+        Ok(None) => findings.note(CHECK, format!("the driver of {netdev} does not report PFC")),
         Err(error) => {
-            findings.note(CHECK, format!("the kernel does not tell the PFC of {netdev}: {error}"));
+            findings.note(CHECK, format!("the kernel does not report the PFC of {netdev}: {error}"));
         }
     }
 }
@@ -154,7 +154,7 @@ fn ecn(count: impl Fn(&str) -> Option<u64>, findings: &mut Findings) {
         CHECK,
         match counts {
             [Some(0), Some(0), Some(0)] => {
-                "no packet came with a mark of congestion, and no peer told of one: ECN is off, or the network \
+                "no packet came with a mark of congestion, and no peer reported one: ECN is off, or the network \
                  was never full"
                     .into()
             }
@@ -218,9 +218,9 @@ mod tests {
         assert!(message.contains("priority 3, 7; it asked for 17 pauses, and was asked for 0"));
         let (level, message) = of(Ok(answer(0, 0)));
         assert!(level == Level::Note && message.contains("dcb pfc set dev eth0"), "{message}");
-        assert!(of(Ok(refusal(Errno::OPNOTSUPP))).1.contains("tells nothing"));
-        assert!(of(Ok(refusal(Errno::NODEV))).1.contains("does not tell"));
-        assert!(of(Err(Errno::ACCESS)).1.contains("does not tell"));
+        assert!(of(Ok(refusal(Errno::OPNOTSUPP))).1.contains("driver of eth0 does not report"));
+        assert!(of(Ok(refusal(Errno::NODEV))).1.contains("kernel does not report"));
+        assert!(of(Err(Errno::ACCESS)).1.contains("kernel does not report"));
     }
 
     #[test]

@@ -259,7 +259,7 @@ impl Exchange {
                         self.peer
                     );
                     return Err(Failure::peer(message).advice(
-                        "see what the other side says; both must run the same kind, and over \
+                        "read the other side's output; both must run the same kind, and over \
                          Ethernet rdma-core's programs need -g with the index of a GID",
                     ));
                 }
@@ -279,7 +279,7 @@ impl Exchange {
 
     fn broken(&self, error: &io::Error) -> Failure {
         Failure::peer(format!("the connection to {} broke: {error}", self.peer))
-            .advice("see what the other side says")
+            .advice("read the other side's output")
     }
 }
 

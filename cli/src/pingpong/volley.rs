@@ -128,14 +128,14 @@ impl Volley {
         let message = format!("no progress for {} s, with {so_far}", self.timeout.as_secs());
         Failure::run(message).advice(match (self.kind.is_reliable(), received) {
             (_, 0) => {
-                "see what the other side says; if it waits, too, packets get lost: look for a \
+                "read the other side's output; if it waits, too, packets get lost: look for a \
                  firewall (RoCE v2 is UDP port 4791), and choose GIDs of one network"
             }
             (true, _) => {
-                "see what the other side says; it may have died or started with fewer --iters"
+                "read the other side's output; it may have died or started with fewer --iters"
             }
             (false, _) => {
-                "see what the other side says; a single lost packet ends a run over this \
+                "read the other side's output; a single lost packet ends a run over this \
                  unreliable transport"
             }
         })
@@ -204,7 +204,7 @@ impl<C: Content> Progress<'_, C> {
         let failure = Failure::run(message);
         match status {
             WcStatus::RETRY_EXC_ERR | WcStatus::RNR_RETRY_EXC_ERR => failure.advice(
-                "the peer does not answer: see what it says; if it runs, packets get lost on the \
+                "the peer does not answer: read its output; if it runs, packets get lost on the \
                  way: look for a firewall (RoCE v2 is UDP port 4791)",
             ),
             // The last two are rxe's statuses for it.
@@ -213,7 +213,7 @@ impl<C: Content> Progress<'_, C> {
             | WcStatus::LOC_QP_OP_ERR
             | WcStatus::REM_OP_ERR => failure.advice("give both sides the same --size"),
             WcStatus::WR_FLUSH_ERR => {
-                failure.advice("the connection broke: see what the other side says")
+                failure.advice("the connection broke: read the other side's output")
             }
             _ => failure,
         }

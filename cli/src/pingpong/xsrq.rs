@@ -288,7 +288,7 @@ impl<'a> Side<'a> {
                     "no message for {} s, after {received} of {total}",
                     timeout.as_secs()
                 ))
-                .advice("see what the other side says; both need the same --size and --iters"));
+                .advice("read the other side's output; both need the same --size and --iters"));
             }
         }
         while self.under_way > 0 {

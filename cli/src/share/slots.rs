@@ -31,7 +31,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<String> {
         let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
         Some(text.chars().map(harmless).collect())
     });
-    text.ok_or_else(|| Failure::run("what lies in the shared memory is no text"))
+    text.ok_or_else(|| Failure::run("the shared memory holds no valid text"))
 }
 
 #[cfg(test)]

@@ -102,7 +102,7 @@ fn unreachable(state: State, kind: Type) -> Option<&'static str> {
             (&[Accepting, Asking], "the side that connected confirms by itself")
         }
         Type::RDMA_CM_EVENT_DISCONNECTED => {
-            (&[Accepting, Connected], "the peer closes what it has confirmed")
+            (&[Accepting, Connected], "the peer closes a confirmed connection")
         }
         Type::RDMA_CM_EVENT_DEVICE_REMOVAL => return None,
         Type::RDMA_CM_EVENT_MULTICAST_JOIN => (&[Joining], "it answers JOIN_MCAST, once"),

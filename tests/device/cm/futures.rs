@@ -199,7 +199,7 @@ fn end_of_a_connection_wakes_its_tasks() -> Verdict {
         let ((_client_qp, connection), (server_qp, accepted)) = (connected?, request?);
         let buffer = server.pool.take()?;
         let wait = async {
-            // rxe flushes what was posted before the queue pair went to ERR, and leaves later receives.
+            // rxe flushes requests that were posted before the queue pair went to ERR, and keeps later receives.
             let mut received = pin!(server_qp.recv(buffer));
             let posted = poll_fn(|cx| Poll::Ready(received.as_mut().poll(cx).is_pending())).await;
             assert!(posted);

@@ -199,7 +199,7 @@ impl World {
         })
     }
 
-    /// Issues a random command, and destroys what it made.
+    /// Issues a random command, and destroys the object that it made.
     pub(super) fn some_command(&mut self) -> Verdict<String> {
         let mut message = match self.random.below(20) {
             0..7 => self.modify_command(),

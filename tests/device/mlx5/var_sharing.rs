@@ -23,7 +23,7 @@ trials![
 
 #[allow(unsafe_code, reason = "envelopes of VARs are taken on trust")]
 fn import(context: &Context, envelope: &Envelope) -> uverbs::Result<ImportedVar> {
-    // SAFETY: what these tests import, they or their partner exported.
+    // SAFETY: these tests, or their partner, exported each envelope.
     unsafe { Var::import(context, envelope) }
 }
 

@@ -1,4 +1,4 @@
-//! A completion is lent until the next one is asked for.
+//! A completion is lent until the program asks for the next one.
 #![allow(unused)]
 
 use uverbs::{CompletionQueue, PollError};
