@@ -101,11 +101,10 @@ impl<M> fmt::Debug for MrInner<M> {
 /// process do not race with each other.
 ///
 /// `M` is the owner of the memory, which [`destroy`](Self::destroy) gives back: an anonymous mapping for
-/// [`allocate`], or the vector, box or mapping given to
-/// [`register`](crate::MrBuilder::register). [`MrBuilder`] lists all kinds of memory. Memory
-/// that the program goes on using by itself is
-/// [unowned](crate::MrBuilder::register_unowned): its region has keys, address and SGEs, and no
-/// access. [`erase`](Self::erase) gives regions of different memory one type.
+/// [`allocate`], or the vector, box or mapping given to [`register`](crate::MrBuilder::register).
+/// [`MrBuilder`] lists all kinds of memory. Memory that the program keeps accessing itself is
+/// [unowned](crate::MrBuilder::register_unowned): its region has keys, address and SGEs, and no access.
+/// [`erase`](Self::erase) gives regions of different memory one type.
 ///
 /// `T` may be a type of the program's own that zerocopy can make of any bytes; `examples/records.rs`
 /// lets a peer write an element of such a region.
