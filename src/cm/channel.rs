@@ -211,8 +211,8 @@ impl EventChannel {
         }
     }
 
-    /// As [`dispatch`](Self::dispatch), for a task. While another thread reads the answer is `None`, and the task is
-    /// woken when that thread stops.
+    /// As [`dispatch`](Self::dispatch), for a task: `None` while another thread reads, and the task is woken when that
+    /// thread stops.
     pub(crate) fn dispatch_or_wake(
         &self,
         cx: &mut std::task::Context<'_>,
@@ -248,9 +248,9 @@ impl EventChannel {
         waiting.wake();
     }
 
-    /// Makes this the context of ids on its device: [`context`](super::RouteResolved::context) of an
-    /// id returns it from now on. Unless this was called, the first id that asks opens a context of
-    /// the device, and the channel keeps it for all others.
+    /// Makes this the context of ids on its device: from now on [`context`](super::RouteResolved::context) of an id
+    /// returns it. Without this call, the first id that asks opens a context of the device, and the channel keeps it
+    /// for all others.
     ///
     /// ```no_run
     /// # fn f(channel: &uverbs::cm::EventChannel) -> uverbs::Result<()> {
@@ -261,7 +261,7 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    /// In a forked child.
+    /// Any call in a forked child fails.
     pub fn use_context(&self, context: &Context) -> Result<()> {
         const VERB: &str = "use_context";
         let device = context.device();
@@ -287,9 +287,9 @@ impl AsFd for EventChannel {
     ///
     /// A program sends commands to the connection manager by `write(2)` on this file, which Rust takes for safe. A
     /// command holds an address of this process, to which the kernel writes its response, and the library cannot guard
-    /// against commands that the program writes itself. So pass the file only to code that waits for it, and that may
-    /// access all memory of the process, as with [`Context::share`]. A process that has a duplicate can use and destroy
-    /// every id of the channel.
+    /// against commands that the program writes itself. So pass the file only to code that just waits for it, and that
+    /// is trusted with all memory of the process, as with [`Context::share`]. A process that has a duplicate can use
+    /// and destroy every id of the channel.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.kernel.fd()
     }
@@ -335,9 +335,9 @@ impl Channel {
     /// A number that the kernel gives no id.
     pub(super) const NO_ID: u32 = u32::MAX;
 
-    /// Runs a command that older kernels lack. Those answer `EINVAL`, as newer ones do to a request that does not suit
-    /// the id. A kernel that has the command looks for the id first, so that `probe`, the same request for
-    /// [`NO_ID`](Self::NO_ID), tells them apart.
+    /// Runs a command that older kernels lack. Those answer `EINVAL`; newer ones do so, too, if the request does not
+    /// suit the id. A kernel that has the command looks for the id first: its answer to `probe`, the same request for
+    /// [`NO_ID`](Self::NO_ID), is another error.
     pub(super) fn execute_new<T: IntoBytes + Immutable>(
         &self,
         verb: &'static str,
@@ -628,11 +628,11 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// Explains the error numbers that mean the same for all commands.
+/// Explains the error numbers that have one meaning for all commands.
 fn explain(verb: &'static str, number: u32, errno: Errno) -> Error {
     let error = Error::from_kernel(verb, errno);
     match errno {
-        // Only binding a privileged port fails with it for another reason, which `explain_bind` names.
+        // Only the bind of a privileged port fails with it for another reason; see `explain_privileged`.
         Errno::ACCESS => error.detail(
             "the kernel takes no commands from this process on a channel that it opened with other \
              credentials; open another channel",
@@ -732,7 +732,7 @@ mod tests {
         assert_eq!(ended, Ok(()), "a call of the program waits for itself");
     }
 
-    /// The waker blocks on another id of the channel, which the thread that calls it was reading.
+    /// The waker blocks on another id of the channel that its caller, the reading thread, reads.
     #[test]
     #[cfg_attr(miri, ignore = "it polls a file")]
     fn a_waker_may_wait_for_an_id_of_the_channel_that_woke_it() {

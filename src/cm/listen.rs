@@ -120,7 +120,7 @@ pub struct ConnectRequest {
     pub(super) id: Arc<IdInner>,
     conn: uapi::rdma_ucm_conn_param,
     ece: Option<Ece>,
-    /// The device that the request came to, and the addresses, once the program asked for one of them.
+    /// The device that the request came to, and the addresses, once a method has queried them.
     path: Lock<Option<Path>>,
 }
 

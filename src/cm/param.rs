@@ -98,8 +98,8 @@ impl ConnectParam {
     /// [`ACCEPT_PRIVATE_DATA`] with an accept.
     ///
     /// The peer does not learn the number of bytes: the field has a fixed length, and the kernel pads it with zeros.
-    /// This library adds no length, so that the peer may be written to another library. A program whose bytes do not
-    /// tell their own length puts one in front:
+    /// This library adds no length, so that the peer may use another library. A program whose bytes do not tell their
+    /// own length puts one in front:
     ///
     /// ```
     /// use uverbs::cm::{ConnectParam, ConnectRequest};

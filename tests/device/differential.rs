@@ -6,10 +6,10 @@
 //! that lines of two runs are equal if the device and its kernel did the same. The order of completions counts within a
 //! queue. `lib` behind an errno means that this library refused before it called the kernel.
 //!
-//! [`RECORDS`] are the transcripts of real kernels in the lab. On a kernel the test guards the record, and on the
+//! [`RECORDS`] are the transcripts of real kernels in the lab. On a kernel the test checks the record, and on the
 //! fabric the fabric. A difference that stays is a row of [`KNOWN`], with its reason. A change of the steps needs new
 //! records, and so does a verb that answers otherwise: `UVERBS_TEST_RECORD=1` in the environment of the test prints
-//! the transcript as lines that begin with `record: `. In the lab they are in the log of the run, which names its place:
+//! the transcript as lines that begin with `record: `. In the lab they are in the run's log, whose path the run prints:
 //!
 //! ```console
 //! $ UVERBS_TEST_RECORD=1 cargo ci test --no-host --kernel newest --device mlx5 differential

@@ -207,7 +207,7 @@ pub(crate) fn shows_stores() -> Verdict {
     require(on_fabric() || var("UVERBS_LAB").is_ok(), Capability::ShownStores, why)
 }
 
-/// Skips tests of raw packets, which need `CAP_NET_RAW`, unless no foreign network receives them.
+/// Skips tests of raw packets, which need `CAP_NET_RAW`, unless only the test's own network receives them.
 pub(crate) fn packets() -> Verdict {
     /// The bit of `CAP_NET_RAW`.
     const CAP_NET_RAW: u32 = 13;

@@ -111,8 +111,7 @@ fn work() -> Verdict {
     Ok(())
 }
 
-/// Lends memory to requests, scopes and futures of a device of any driver, while `remove` takes the
-/// device away.
+/// Lends memory to requests, scopes and futures of a device of any driver, while `remove` removes the device.
 pub(crate) fn lent_meanwhile(device: &Device, remove: impl FnOnce() -> Verdict) -> Verdict {
     let awaited = Arc::new(AtomicUsize::new(0));
     let who = || Awaited::new(&awaited);
