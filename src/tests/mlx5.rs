@@ -43,7 +43,7 @@ fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
 fn an_unsupported_device_is_refused_with_the_reason() {
     let refusals: [(fn(&mut mlx5_ib_alloc_ucontext_resp), _); 3] = [
         (|context| context.tot_bfregs = 16, "16 registers"),
-        (|context| context.cqe_version = 0, "completions of version 0"),
+        (|context| context.cqe_version = 0, "CQEs of version 0"),
         (|context| context.num_uars_per_page = 0, "0 UARs"),
     ];
     for (change, text) in refusals {
@@ -431,7 +431,7 @@ fn doorbells_outside_the_page_or_unaligned_are_refused() {
     let end = page_size();
     for error in [page.ring_u64(end, 0).unwrap_err(), page.ring_be64(end, 0).unwrap_err()] {
         assert_eq!(error, MemoryError::OutOfRange { offset: end, length: 8, size: end });
-        let text = format!("8 bytes at {end} exceed the {end} bytes");
+        let text = format!("8 bytes at {end} exceed the memory of {end} bytes");
         assert!(error.to_string().contains(&text), "{error}");
     }
     assert_eq!(page.peek_u32(9), Err(MemoryError::Unaligned { offset: 9, length: 4, word: 4 }));
