@@ -17,7 +17,7 @@
 //! let pool = pd.buffer_pool_builder(4096).build()?;
 //! let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
 //! let qp = cq.adopt(qp)?;
-//! let gid = context.default_gid(1)?.index;
+//! let gid = context.default_gid(1)?;
 //! uverbs::aio::tokio::connect(&qp, "peer:18515", &gid).await?;
 //! qp.send(pool.copy(b"hello, peer")?).await?;
 //! let received = qp.recv(pool.take()?).await?;

@@ -164,6 +164,7 @@ impl AsyncEventChannel {
     /// ```
     /// # #[cfg(feature = "sim")] {
     /// use uverbs::aio::cm::AsyncEventChannel;
+    /// use uverbs::cm::Listener;
     /// use uverbs::sim::{Fabric, Mode};
     ///
     /// let fabric = Fabric::new(2, Mode::Trapped);

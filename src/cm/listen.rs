@@ -460,12 +460,11 @@ fn kept(backlog: u32, most: u32) -> usize {
     kept.max(1) as usize
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(feature = "sim")]
     #[cfg_attr(miri, ignore = "it makes a file")]
     fn the_setting_of_the_machine_is_not_that_of_a_hosted_kernel() {
         use crate::sim::{Fabric, Mode};
