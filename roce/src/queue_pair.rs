@@ -8,6 +8,7 @@ use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::timers::Nanoseconds;
 use uverbs_uapi::mr::ib_uverbs_access_flags;
+use uverbs_uapi::port::ib_mtu;
 
 /// The longest message: it has fewer packets than half of all PSNs, whatever the MTU is.
 pub const MAX_MESSAGE: u32 = 1 << 30;
@@ -58,12 +59,12 @@ pub enum Mtu {
 impl Mtu {
     /// The MTU with a code of `enum ib_mtu`: 1 to 5.
     pub const fn from_code(code: u8) -> Option<Mtu> {
-        Some(match code {
-            1 => Mtu::Mtu256,
-            2 => Mtu::Mtu512,
-            3 => Mtu::Mtu1024,
-            4 => Mtu::Mtu2048,
-            5 => Mtu::Mtu4096,
+        Some(match ib_mtu(code) {
+            ib_mtu::IB_MTU_256 => Mtu::Mtu256,
+            ib_mtu::IB_MTU_512 => Mtu::Mtu512,
+            ib_mtu::IB_MTU_1024 => Mtu::Mtu1024,
+            ib_mtu::IB_MTU_2048 => Mtu::Mtu2048,
+            ib_mtu::IB_MTU_4096 => Mtu::Mtu4096,
             _ => return None,
         })
     }

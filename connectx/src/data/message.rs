@@ -3,9 +3,10 @@
 //! Pairs the requester with the responder. A message travels whole. Its PSNs count the packets into
 //! which hardware would divide it.
 
+use uverbs_roce::Atomic;
+
 use crate::device::Device;
 use crate::fault::MessageFate;
-use crate::format::wqe::Atomic;
 use crate::object::receive_queue::ReceiveWqe;
 use crate::recording::{Entry, Refusal};
 use crate::scratch::Scratch;

@@ -3,8 +3,8 @@
 //! Pairs with the responder. A queue pair has one message in flight, and gets its response at once
 //! or never. So a fence never has to wait.
 
-use uverbs_roce::Psn;
 use uverbs_roce::timers::{ack_timeout, rnr_timer};
+use uverbs_roce::{MAX_MESSAGE, Mtu, Psn};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 
@@ -24,8 +24,6 @@ use crate::options::PortType;
 use crate::recording::{DoorbellCounter, Entry};
 use crate::scratch::Scratch;
 
-/// The longest message.
-pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
 /// `rnr_retry` value that never runs out.
 const FOREVER: u8 = 7;
 
@@ -288,8 +286,8 @@ impl Device {
         let data = segments.data_segments().map_err(short)?;
         let len = data.bytes();
         let mtu = self.path_mtu(qpn);
-        let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
-        if len > limit || atomic && Some(len) != word {
+        let limit = if vector.is_some() { mtu.bytes() } else { MAX_MESSAGE };
+        if len > limit.into() || atomic && Some(len) != word {
             return Err(Syndrome::LocalLength);
         }
         if sends {
@@ -340,7 +338,7 @@ impl Device {
             true => ([0; 16], None),
             false => (self.port.roce_gid(source).unwrap_or_default(), self.port.roce_vlan(source)),
         };
-        let packets = (len.div_ceil(mtu.into()) as u32).max(1);
+        let packets = mtu.packets(len as u32);
         let message = Message {
             source_gid,
             vlan_tag: vlan.map(|vlan| priority << 13 | vlan),
@@ -368,14 +366,11 @@ impl Device {
         self.options.pkeys.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// The path MTU of a queue pair, in bytes.
-    fn path_mtu(&self, qpn: u32) -> u32 {
+    /// The path MTU of a queue pair.
+    fn path_mtu(&self, qpn: u32) -> Mtu {
         let code = self.objects.qps.get(qpn).map_or(0, |qp| qp.context.get32(qpc::mtu));
-        match code {
-            1..=5 => 128 << code,
-            // No valid code: INIT2RTR demands one of connected queue pairs only.
-            _ => 4096,
-        }
+        // INIT2RTR demands a valid code of connected queue pairs only.
+        Mtu::from_code(code as u8).unwrap_or(Mtu::Mtu4096)
     }
 
     /// `body` is the bytes of the packet between the DETH and the ICRC.

@@ -6,6 +6,7 @@
 //! may change such lists. It cannot check the addresses of MTTs, so only kernel queue pairs with
 //! `fre` may change those.
 
+use uverbs_roce::MAX_MESSAGE;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::mlx5::prm::{Bits, Field};
@@ -167,7 +168,7 @@ impl Device {
         } else {
             let data = segments.data_segments().map_err(|_| "the WQE is too short")?;
             let listed = data.bytes();
-            if listed < len as u64 || listed > super::requester::MAX_MESSAGE {
+            if listed < len as u64 || listed > MAX_MESSAGE.into() {
                 return Err(format!("the WQE lists {listed} bytes, {len} are needed").into());
             }
             let mut list = Scratch::default();

@@ -3,6 +3,8 @@
 //! Pairs with the segments of libmlx5 and mlx5_ib: a control segment, then the segments of the
 //! service and the opcode, then data segments. A guest wrote all of it, so the device trusts nothing in it.
 
+use uverbs_roce::Atomic;
+
 /// Opcodes, `MLX5_OPCODE_*`.
 #[allow(missing_docs, reason = "the driver's names")]
 pub mod op {
@@ -141,55 +143,6 @@ impl Sge {
         let value = u128::from_be_bytes(*bytes);
         let len = (value >> 96) as u32 & !START_PADDING;
         Self { len, key: (value >> 64) as u32, address: value as u64 }
-    }
-}
-
-/// The operation of an atomic, with its operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Atomic {
-    /// Stores `swap` under its mask, if the bits under the compare mask are equal.
-    CompareSwap {
-        /// New value.
-        swap: u64,
-        /// Expected value.
-        compare: u64,
-        /// Bits that are replaced.
-        swap_mask: u64,
-        /// Bits that are compared.
-        compare_mask: u64,
-    },
-    /// Adds, without a carry out of each bit of `boundary`.
-    FetchAdd {
-        /// Value to add.
-        add: u64,
-        /// Most significant bits of the fields.
-        boundary: u64,
-    },
-}
-
-impl Atomic {
-    /// The value that replaces `old`.
-    pub fn apply(&self, old: u64) -> u64 {
-        match *self {
-            Self::CompareSwap { swap, compare, swap_mask, compare_mask } => {
-                if (old ^ compare) & compare_mask == 0 {
-                    old & !swap_mask | swap & swap_mask
-                } else {
-                    old
-                }
-            }
-            Self::FetchAdd { add, boundary: 0 } => old.wrapping_add(add),
-            Self::FetchAdd { add, boundary } => {
-                let mut sum = 0;
-                let mut carry = 0;
-                for bit in 0..64 {
-                    let here = (old >> bit & 1) + (add >> bit & 1) + carry;
-                    sum |= (here & 1) << bit;
-                    carry = if boundary >> bit & 1 != 0 { 0 } else { here >> 1 };
-                }
-                sum
-            }
-        }
     }
 }
 
@@ -343,30 +296,25 @@ impl<'a> WqeSegments<'a> {
         if len == 4 {
             let [first, second, third, fourth] = self.quarters()?;
             return Ok(match opcode {
-                op::ATOMIC_MASKED_CS => Atomic::CompareSwap {
+                op::ATOMIC_MASKED_CS => Atomic::MaskedCompareSwap {
                     swap: first,
                     compare: second,
                     swap_mask: third,
                     compare_mask: fourth,
                 },
                 // Bit 31 is a boundary, too: a word of four bytes has no carry out.
-                _ => Atomic::FetchAdd { add: first, boundary: second | 1 << 31 },
+                _ => Atomic::MaskedFetchAdd { add: first, boundary: second | 1 << 31 },
             });
         }
         let (first, second) = self.pair()?;
         Ok(match opcode {
-            op::ATOMIC_CS => Atomic::CompareSwap {
-                swap: first,
-                compare: second,
-                swap_mask: u64::MAX,
-                compare_mask: u64::MAX,
-            },
-            op::ATOMIC_FA => Atomic::FetchAdd { add: first, boundary: 0 },
+            op::ATOMIC_CS => Atomic::CompareSwap { swap: first, compare: second },
+            op::ATOMIC_FA => Atomic::FetchAdd { add: first },
             op::ATOMIC_MASKED_CS => {
                 let (swap_mask, compare_mask) = self.pair()?;
-                Atomic::CompareSwap { swap: first, compare: second, swap_mask, compare_mask }
+                Atomic::MaskedCompareSwap { swap: first, compare: second, swap_mask, compare_mask }
             }
-            _ => Atomic::FetchAdd { add: first, boundary: second },
+            _ => Atomic::MaskedFetchAdd { add: first, boundary: second },
         })
     }
 
@@ -447,10 +395,14 @@ mod tests {
 
     #[test]
     fn masked_atomics_of_eight_bytes_apply_their_masks() {
-        let add = Atomic::FetchAdd { add: 0x0101, boundary: 0x8080 };
+        let add = Atomic::MaskedFetchAdd { add: 0x0101, boundary: 0x8080 };
         assert_eq!(add.apply(0x00ff), 0x0100);
-        let swap =
-            Atomic::CompareSwap { swap: 0xff, compare: 0x12, swap_mask: 0x0f, compare_mask: 0xf0 };
+        let swap = Atomic::MaskedCompareSwap {
+            swap: 0xff,
+            compare: 0x12,
+            swap_mask: 0x0f,
+            compare_mask: 0xf0,
+        };
         assert_eq!(swap.apply(0x1a), 0x1f);
         assert_eq!(swap.apply(0x2a), 0x2a);
     }
