@@ -125,7 +125,7 @@ impl<P: Clone> Endpoint<P> {
         self.numbers.insert(number, slot);
         self.timers.add_slot(slot);
         // A queue pair is in the list once.
-        self.ready.reserve(self.slots.len() - self.ready.len().min(self.slots.len()));
+        self.ready.reserve(self.slots.len() - self.ready.len());
         self.free.reserve(self.slots.len() - self.free.len());
     }
 
@@ -186,10 +186,10 @@ impl<P: Clone> Endpoint<P> {
     /// `max_dest_rd_atomic`, which stay as they are. Returns whether there is such a queue pair.
     pub fn modify(&mut self, number: u32, change: impl FnOnce(&mut Attributes<P>)) -> bool {
         let Some((slot, qp)) = self.find_mut(number) else { return false };
-        let mtu = qp.attributes.mtu;
+        let Attributes { mtu, max_dest_rd_atomic, .. } = qp.attributes;
         change(&mut qp.attributes);
-        // The PSNs of requests count packets of this size.
-        qp.attributes.mtu = mtu;
+        // The PSNs of requests count packets of this size, and there is room for so many resources.
+        (qp.attributes.mtu, qp.attributes.max_dest_rd_atomic) = (mtu, max_dest_rd_atomic);
         self.schedule(slot);
         true
     }
@@ -206,7 +206,8 @@ impl<P: Clone> Endpoint<P> {
         Ok(())
     }
 
-    /// Handles a packet: the bytes from BTH to padding. Whoever took it from a network has checked its ICRC.
+    /// Handles a packet: the bytes from BTH to padding, without ICRC; the check of that is
+    /// [`decapsulate`](crate::frame::decapsulate)'s.
     ///
     /// # Errors
     ///
@@ -242,7 +243,7 @@ impl<P: Clone> Endpoint<P> {
             return Err(Dropped::Transport(packet.opcode.transport));
         }
         let response = packet.opcode.operation.kind() == Kind::Response;
-        if !(if response { qp.sends() } else { qp.receives() }) {
+        if !(if response { qp.state.sends() } else { qp.state.receives() }) {
             return Err(Dropped::State(qp.state));
         }
         if !host.admit(number, from, packet) {
@@ -277,9 +278,10 @@ impl<P: Clone> Endpoint<P> {
             let turn = PACKETS_PER_TURN.min(budget - done);
             let sent = (0..turn).take_while(|_| qp.step(now, host, &mut self.buffer)).count();
             done += sent;
-            self.timers.set(slot, qp.requester.timer);
             if sent == turn {
                 self.schedule(slot);
+            } else {
+                self.timers.set(slot, qp.requester.timer);
             }
         }
         Progress { done, more: !self.ready.is_empty() }

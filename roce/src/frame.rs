@@ -11,7 +11,7 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The UDP port of RoCE v2.
-pub const PORT: u16 = 4791;
+const PORT: u16 = 4791;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];

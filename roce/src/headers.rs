@@ -191,6 +191,11 @@ impl Bth {
 }
 
 impl XrcEth {
+    /// The header with an SRQN.
+    pub fn new(srq: u32) -> XrcEth {
+        XrcEth { srq: (srq & QPN).into() }
+    }
+
     /// The SRQN.
     pub fn srq(&self) -> u32 {
         self.srq.get() & QPN
@@ -198,6 +203,11 @@ impl XrcEth {
 }
 
 impl Deth {
+    /// The header with a Q_Key and a source QPN.
+    pub fn new(qkey: u32, source: u32) -> Deth {
+        Deth { qkey: qkey.into(), source: (source & QPN).into() }
+    }
+
     /// Source QPN.
     pub fn source(&self) -> u32 {
         self.source.get() & QPN

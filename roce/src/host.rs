@@ -165,9 +165,9 @@ pub struct Target {
 
 impl Target {
     /// The part of it from `offset` on, of so many bytes.
-    pub(crate) fn part(self, offset: u32, length: usize) -> Target {
+    pub(crate) fn part(self, offset: u32, length: u32) -> Target {
         let address = self.address.wrapping_add(offset.into());
-        Target { address, length: length as u32, ..self }
+        Target { address, length, ..self }
     }
 }
 

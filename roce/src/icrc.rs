@@ -31,7 +31,7 @@ fn add(crc: u32, bytes: &[u8]) -> u32 {
 
 /// The IP header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IpHeader<'a> {
+pub(crate) enum IpHeader<'a> {
     /// IPv4 without options: the only one that RoCE allows.
     V4(&'a [u8; 20]),
     /// IPv6 without extension headers.
@@ -43,7 +43,7 @@ const BTH: usize = 12;
 
 /// The ICRC of a packet: IP header, UDP header, and the bytes from BTH to padding. These are the bytes that follow the
 /// padding.
-pub fn icrc(ip: IpHeader<'_>, udp: &[u8; 8], packet: &[u8]) -> [u8; 4] {
+pub(crate) fn icrc(ip: IpHeader<'_>, udp: &[u8; 8], packet: &[u8]) -> [u8; 4] {
     let mut crc = add(u32::MAX, &[0xff; 8]);
     crc = match ip {
         IpHeader::V4(header) => {

@@ -10,7 +10,7 @@ mod endpoint;
 pub mod frame;
 pub mod headers;
 mod host;
-pub mod icrc;
+mod icrc;
 mod mistake;
 pub mod opcodes;
 mod psn;

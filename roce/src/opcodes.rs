@@ -141,9 +141,10 @@ bitflags! {
     }
 }
 
+#[cfg(test)]
 impl Headers {
     /// The bytes of the headers in this set.
-    pub const fn bytes(self) -> usize {
+    pub(crate) const fn bytes(self) -> usize {
         const BYTES: [usize; 10] = [4, 8, 4, 16, 28, 4, 8, 4, 4, 48];
         let (mut at, mut sum) = (0, 0);
         while at < BYTES.len() {

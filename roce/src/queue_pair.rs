@@ -31,11 +31,13 @@ pub enum State {
 }
 
 impl State {
-    fn receives(self) -> bool {
+    /// Whether packets that only a responder takes are taken.
+    pub(crate) fn receives(self) -> bool {
         matches!(self, State::Rtr | State::Rts | State::Sqd | State::Sqe)
     }
 
-    fn sends(self) -> bool {
+    /// Whether packets that only a requester takes are taken.
+    pub(crate) fn sends(self) -> bool {
         matches!(self, State::Rts | State::Sqd)
     }
 }
@@ -80,6 +82,11 @@ impl Mtu {
             0 => 1,
             packets => packets,
         }
+    }
+
+    /// Bytes of packet `at` of a message.
+    pub(crate) fn payload(self, length: u32, at: u32) -> u32 {
+        length.saturating_sub(at.saturating_mul(self.bytes())).min(self.bytes())
     }
 }
 
@@ -171,16 +178,6 @@ impl<P: Clone> QueuePair<P> {
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> usize {
         self.requester.capacity() + self.responder.capacity()
-    }
-
-    /// Whether packets that only a responder takes are taken.
-    pub(crate) fn receives(&self) -> bool {
-        self.state.receives()
-    }
-
-    /// Whether packets that only a requester takes are taken.
-    pub(crate) fn sends(&self) -> bool {
-        self.state.sends()
     }
 
     /// Sends the next packet, of a response or of a request. Returns whether there was one.

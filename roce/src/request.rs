@@ -5,7 +5,6 @@
 use crate::headers::{AtomicEth, Deth, Feth, Ieth, ImmDt, MaskedEth, PacketBuffer, Reth, XrcEth};
 use crate::host::Atomic;
 use crate::opcodes::{Opcode, Operation, Position, Transport};
-use crate::psn::Psn;
 use crate::queue_pair::MAX_MESSAGE;
 use uverbs_uapi::wc::ib_wc_status;
 
@@ -159,22 +158,21 @@ impl<P> Request<P> {
     ) {
         let position = opcode.operation.position();
         if opcode.transport == Transport::Xrc {
-            buffer.header(&XrcEth { srq: (self.srq & Psn::MASK).into() });
+            buffer.header(&XrcEth::new(self.srq));
         }
         if let Some(datagram) = &self.datagram {
-            let source = source & Psn::MASK;
-            buffer.header(&Deth { qkey: datagram.qkey.into(), source: source.into() });
+            buffer.header(&Deth::new(datagram.qkey, source));
         }
         match self.work {
             // A read that is repeated asks only for the missing part: `req_retry`.
-            Work::Read { address, key } => {
+            Work::Read { address, key }
+            | Work::Write { address, key, .. }
+            | Work::AtomicWrite { address, key }
+                if position.begins() =>
+            {
                 let address = address.wrapping_add(offset.into());
                 buffer.header(&reth(address, key, self.length - offset));
             }
-            Work::Write { address, key, .. } if position.begins() => {
-                buffer.header(&reth(address, key, self.length));
-            }
-            Work::AtomicWrite { address, key } => buffer.header(&reth(address, key, self.length)),
             Work::Flush { address, key, kind, level } => {
                 buffer.header(&Feth::new(kind, level));
                 buffer.header(&reth(address, key, self.length));

@@ -225,7 +225,7 @@ struct Outgoing {
 impl<P: Clone> QueuePair<P> {
     /// Posts a request.
     pub(crate) fn post(&mut self, request: Request<P>) -> Result<(), NotPosted> {
-        if !self.sends() {
+        if !self.state.sends() {
             return Err(NotPosted::State(self.state));
         }
         let requester = &mut self.requester;
@@ -369,7 +369,7 @@ impl<P: Clone> QueuePair<P> {
 
     /// Begins the packet at the cursor: all but its payload.
     fn put_headers(&mut self, buffer: &mut PacketBuffer) -> Option<Outgoing> {
-        let mtu = self.attributes.mtu.bytes();
+        let mtu = self.attributes.mtu;
         let requester = &mut self.requester;
         let posted = requester.queue.get(requester.next)?;
         let request = &posted.request;
@@ -393,14 +393,14 @@ impl<P: Clone> QueuePair<P> {
             bth.solicit();
         }
         buffer.begin(&bth);
-        let mut offset = requester.sent * mtu;
+        let mut offset = requester.sent * mtu.bytes();
         if Mistake::RepeatedData.is_planted() && psn.plus(1).is_before(requester.limit) {
             offset = 0;
         }
         request.put_headers(buffer, opcode, self.attributes.source, offset);
         let payload = match request.work {
             Work::AtomicWrite { .. } => request.length,
-            work if work.streams() => (request.length - requester.sent * mtu).min(mtu),
+            work if work.streams() => mtu.payload(request.length, requester.sent),
             _ => 0,
         };
         // A read asks for all that is missing.
@@ -554,9 +554,7 @@ impl<P: Clone> QueuePair<P> {
         if self.requester.oldest != before {
             self.progress(now);
         }
-        if self.state == State::Sqd {
-            self.check_drained(host);
-        }
+        self.check_drained(host);
         whole
     }
 
@@ -688,13 +686,13 @@ impl<P: Clone> QueuePair<P> {
         if !self.acknowledge(now, host, psn) && !Mistake::ReadGap.is_planted() {
             return self.imply_nak(now, host);
         }
-        let mtu = self.attributes.mtu.bytes();
+        let mtu = self.attributes.mtu;
         let Some(head) = self.requester.queue.front().filter(|head| head.begun) else { return };
         let (request, at) = (&head.request, psn.since(head.first));
         let ends = at + 1 == head.psns;
-        let offset = at * mtu;
+        let offset = at * mtu.bytes();
         let expected = match request.work {
-            Work::Read { .. } => (request.length - offset.min(request.length)).min(mtu),
+            Work::Read { .. } => mtu.payload(request.length, at),
             Work::Flush { .. } | Work::AtomicWrite { .. } => 0,
             _ => return self.fail_oldest_with_bad_response(host),
         };

@@ -74,13 +74,10 @@ pub(crate) struct Responder {
     message: Option<Message>,
     /// The receive of the message, or on UC of one that was given up.
     receive: Option<u64>,
-    /// UC: whether packets are dropped until a message begins.
-    dropping: bool,
     /// Whether the peer knows by a NAK which packet is expected: `sent_psn_nak`.
     nak_sent: bool,
     /// The peer's last requests of reads, atomics, flushes and atomic writes, the oldest one first.
     resources: VecDeque<Resource>,
-    most_resources: usize,
     /// The ACK or NAK to send when all responses are sent. Later ones take its place, so that one answers several
     /// packets that came together.
     reply: Option<(Psn, Syndrome)>,
@@ -92,16 +89,13 @@ pub(crate) struct Responder {
 
 impl Responder {
     pub(crate) fn new<P>(attributes: &Attributes<P>) -> Responder {
-        let most_resources = attributes.max_dest_rd_atomic.into();
         Responder {
             expected: attributes.receive_psn,
             msn: 0,
             message: None,
             receive: None,
-            dropping: false,
             nak_sent: false,
-            resources: VecDeque::with_capacity(most_resources),
-            most_resources,
+            resources: VecDeque::with_capacity(attributes.max_dest_rd_atomic.into()),
             reply: None,
             established: false,
             failing: None,
@@ -116,15 +110,6 @@ impl Responder {
     /// The PSN of the next packet that is executed.
     pub(crate) fn next_psn(&self) -> Psn {
         self.expected
-    }
-
-    /// Makes the response to a new request the next one. The oldest resource goes: it is the requester's duty not to
-    /// need it (`check_resource`).
-    fn keep(&mut self, first: Psn, psns: u32, answer: Answer) {
-        if self.resources.len() == self.most_resources {
-            self.resources.pop_front();
-        }
-        self.resources.push_back(Resource { first, psns, answer, pending: Some(0) });
     }
 
     /// Asks for an ACK. A NAK that has not been sent tells more.
@@ -155,7 +140,6 @@ impl<P: Clone> QueuePair<P> {
             Transport::Uc => self.handle_unreliable(host, from, packet),
             Transport::Ud => {
                 let executed = self.execute(host, from, packet);
-                self.responder.message = None;
                 self.give_up(host, executed);
             }
         }
@@ -199,7 +183,7 @@ impl<P: Clone> QueuePair<P> {
                 let responder = &mut self.responder;
                 responder.expected = psn.plus(psns);
                 if packet.opcode.operation.position().ends() {
-                    responder.msn = responder.msn.wrapping_add(1) & Psn::MASK;
+                    responder.msn = responder.msn.wrapping_add(1);
                 }
                 let streams = matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write);
                 if streams && packet.bth.requests_ack() {
@@ -268,32 +252,25 @@ impl<P: Clone> QueuePair<P> {
             self.counters.out_of_sequence += 1;
         }
         let responder = &mut self.responder;
-        if gap || responder.dropping || begins {
-            // The message before this one has lost its end. Its receive is for this one.
+        if gap || begins {
+            // The message before this one has lost its end. Its receive is for the next one, and packets are refused
+            // until that begins.
             responder.message = None;
         }
         responder.expected = psn.plus(1);
-        responder.dropping = (gap || responder.dropping) && !begins;
-        if responder.dropping {
-            return;
-        }
         let executed = self.execute(host, from, packet);
-        self.responder.dropping = executed.is_err();
         self.give_up(host, executed);
     }
 
     /// Unreliable requests that fail are dropped. A receive that failed is reported, and moves the queue pair to error
     /// unless a datagram was too long for it. From `RESPST_ERR_LENGTH` and its neighbours in `rxe_responder`.
     fn give_up<H: Host<Path = P>>(&mut self, host: &mut H, executed: Result<u32, Failure>) {
-        match executed {
-            Ok(_) => {}
-            Err(Failure::NotReady) => {
-                self.counters.out_of_buffer += 1;
-                self.responder.message = None;
-            }
-            Err(Failure::Refused(_)) => self.responder.message = None,
-            Err(Failure::Receive(status, _)) => {
-                self.responder.message = None;
+        let Err(failure) = executed else { return };
+        self.responder.message = None;
+        match failure {
+            Failure::NotReady => self.counters.out_of_buffer += 1,
+            Failure::Refused(_) => {}
+            Failure::Receive(status, _) => {
                 self.fail_receive(host, status);
                 if self.transport != Transport::Ud || status != ib_wc_status::IB_WC_LOC_LEN_ERR {
                     self.fail(host, Event::ReceiveFailed);
@@ -362,7 +339,7 @@ impl<P: Clone> QueuePair<P> {
             Kind::Response => return Err(INVALID),
         };
         let answered = !matches!(kind, Kind::Send | Kind::Write);
-        let too_many = answered && self.responder.most_resources == 0;
+        let too_many = answered && self.attributes.max_dest_rd_atomic == 0;
         if too_many || !self.attributes.access.contains(need) { Err(INVALID) } else { Ok(()) }
     }
 
@@ -440,11 +417,21 @@ impl<P: Clone> QueuePair<P> {
             return Err(INVALID);
         }
         if payload > 0 {
-            let part = begun.target.part(begun.length, packet.payload.len());
+            let part = begun.target.part(begun.length, payload);
             host.write_remote(self.number, part, packet.payload)?;
         }
         self.responder.message = Some(Message { length: begun.length + payload, ..begun });
         Ok(())
+    }
+
+    /// Makes the response to a new request the next one. The oldest resource goes: it is the requester's duty not to
+    /// need it (`check_resource`).
+    fn keep(&mut self, first: Psn, psns: u32, answer: Answer) {
+        let resources = &mut self.responder.resources;
+        if resources.len() == usize::from(self.attributes.max_dest_rd_atomic) {
+            resources.pop_front();
+        }
+        resources.push_back(Resource { first, psns, answer, pending: Some(0) });
     }
 
     /// From `check_rkey` and `rxe_prepare_res`. The memory is read when the response is sent.
@@ -462,7 +449,7 @@ impl<P: Clone> QueuePair<P> {
             host.check_remote(self.number, Right::Read, target)?;
         }
         let psns = self.attributes.mtu.packets(target.length);
-        self.responder.keep(packet.bth.psn(), psns, Answer::Read(target));
+        self.keep(packet.bth.psn(), psns, Answer::Read(target));
         Ok(psns)
     }
 
@@ -480,7 +467,7 @@ impl<P: Clone> QueuePair<P> {
         }
         host.check_remote(self.number, Right::Atomic, target)?;
         let old = host.atomic(self.number, target, change)?;
-        self.responder.keep(packet.bth.psn(), 1, Answer::Atomic(old));
+        self.keep(packet.bth.psn(), 1, Answer::Atomic(old));
         Ok(())
     }
 
@@ -499,7 +486,7 @@ impl<P: Clone> QueuePair<P> {
         }
         host.check_remote(self.number, Right::Flush(kind, level), target)?;
         host.flush(self.number, target, kind, level)?;
-        self.responder.keep(packet.bth.psn(), 1, Answer::Empty);
+        self.keep(packet.bth.psn(), 1, Answer::Empty);
         Ok(())
     }
 
@@ -517,7 +504,7 @@ impl<P: Clone> QueuePair<P> {
         }
         host.check_remote(self.number, Right::Write, target)?;
         host.atomic_write(self.number, target, data)?;
-        self.responder.keep(packet.bth.psn(), 1, Answer::Empty);
+        self.keep(packet.bth.psn(), 1, Answer::Empty);
         Ok(())
     }
 
@@ -569,8 +556,7 @@ impl<P: Clone> QueuePair<P> {
         match (kept.answer, packet.opcode.operation, packet.reth) {
             (Answer::Read(target), Operation::ReadRequest, Some(reth)) => {
                 let offset = at * mtu;
-                let rest =
-                    target.part(offset, (target.length - offset.min(target.length)) as usize);
+                let rest = target.part(offset, target.length - offset);
                 let same = rest.address == reth.address.get()
                     && rest.key == reth.key.get()
                     && rest.length == reth.length.get();
@@ -635,16 +621,13 @@ impl<P: Clone> QueuePair<P> {
         }
         match kept.answer {
             Answer::Read(target) => {
-                let mtu = self.attributes.mtu.bytes();
-                let offset =
-                    if Mistake::ReadFromBegin.is_planted() && at > 0 { 0 } else { at * mtu };
-                let bytes = (target.length - (at * mtu).min(target.length)).min(mtu) as usize;
+                let mtu = self.attributes.mtu;
+                let again = Mistake::ReadFromBegin.is_planted() && at > 0;
+                let offset = if again { 0 } else { at * mtu.bytes() };
+                let bytes = mtu.payload(target.length, at);
                 if bytes > 0 {
-                    host.read_remote(
-                        self.number,
-                        target.part(offset, bytes),
-                        buffer.payload(bytes),
-                    )?;
+                    let part = target.part(offset, bytes);
+                    host.read_remote(self.number, part, buffer.payload(bytes as usize))?;
                 }
             }
             Answer::Atomic(old) => buffer.header(&AtomicAckEth { old: old.into() }),

@@ -54,9 +54,7 @@ pub(super) struct Device {
     pub(super) flushes: Vec<(u64, u32, u8, u8)>,
     /// The SRQ that requests name.
     pub(super) srq: Option<u32>,
-    /// What a receive may hold.
-    pub(super) receive_bytes: Option<usize>,
-    /// What no device would have seen.
+    /// The first call that breaks a promise of [`Host`].
     pub(super) problem: Option<String>,
 }
 
@@ -178,7 +176,7 @@ impl Host for Device {
         }
         let taken = self.receives.pop_front();
         if let Some(receive) = taken {
-            self.buffers.insert(receive, vec![0; self.receive_bytes.unwrap_or(RECEIVE)]);
+            self.buffers.insert(receive, vec![0; RECEIVE]);
         }
         Ok(taken)
     }

@@ -54,7 +54,7 @@ impl Faults {
 /// QPN of each side.
 pub(super) const QPNS: [u32; 2] = [0x11, 0x22];
 
-/// What happens at a time.
+/// An arrival of a packet or a posting of receives, at a time to come.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// A packet comes to a side.

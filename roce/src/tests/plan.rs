@@ -17,7 +17,7 @@ const STRIDE: usize = 4096;
 /// The word of the peer's memory that all fetch and adds of a side change, and the one of all compare and swaps.
 const COUNTER: u64 = (REQUESTS * STRIDE) as u64;
 const SWAPPED: u64 = COUNTER + 8;
-/// What a summand is.
+/// The summand of each fetch and add.
 const SUMMAND: u64 = 0x0101_0000_0000_0003;
 
 /// A request, and how to judge it.
@@ -28,7 +28,7 @@ pub(super) struct Planned {
     judge: Judge,
 }
 
-/// What has to be true when a request completes.
+/// The condition on a request that completes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Judge {
     /// Nothing more than for all.
