@@ -417,9 +417,8 @@ impl<P: Clone> QueuePair<P> {
                 self.fail_oldest(host, status);
                 return true;
             }
-            let sent = self.requester.next > 0;
-            let done = head.is_local() || !self.transport.is_reliable();
-            if !(head.begun && done && sent) {
+            let done = head.is_local() || !self.transport.is_reliable() && self.requester.next > 0;
+            if !(head.begun && done) {
                 break;
             }
             self.complete_oldest(host);

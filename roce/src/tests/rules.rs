@@ -305,6 +305,25 @@ fn a_response_that_is_missing_is_asked_for_again_and_no_other() {
 }
 
 #[test]
+fn a_local_request_completes_when_a_late_response_ends_the_repeated_read_before_it() {
+    let mut network = rc();
+    post(&mut network, 0, READ, 8);
+    post(&mut network, 1, Work::Local, 0);
+    let read = packets(&mut network, 0);
+    give(&mut network, 1, &read[0]);
+    let late = packets(&mut network, 1);
+    network.now = network.endpoints[0].deadline().unwrap();
+    // The read goes again, and the run ends before it comes to the local request, which was executed.
+    let run = network.endpoints[0].run(network.now, &mut network.devices[0], 1);
+    assert_eq!((run.done, run.more), (1, true));
+    assert_eq!(network.devices[0].ran, [1]);
+    give(&mut network, 0, &late[0]);
+    assert_eq!(packets(&mut network, 0), read);
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS; 2]);
+    assert_eq!(network.devices[0].ran, [1]);
+}
+
+#[test]
 fn a_duplicate_that_is_not_the_request_that_was_kept_is_dropped() {
     let mut network = rc();
     post(&mut network, 0, READ, 1000);
