@@ -52,9 +52,14 @@ pub(crate) struct CargoTarget {
 }
 
 impl CargoTarget {
-    /// Whether it is built only with this feature.
-    pub(crate) fn needs(&self, feature: &str) -> bool {
-        self.required_features.iter().any(|name| name == feature)
+    /// Whether it is built with this feature alone.
+    pub(crate) fn builds_with(&self, feature: &str) -> bool {
+        self.required_features.iter().all(|name| name == feature)
+    }
+
+    /// Whether it is built without features.
+    pub(crate) fn builds_plain(&self) -> bool {
+        self.required_features.is_empty()
     }
 
     /// Whether it is the package's library.

@@ -70,11 +70,13 @@ fn lint(workspace: &Workspace, name: &str, arguments: &[&str], choices: &[&[Stri
     })
 }
 
-/// The targets that a feature can change: the library, those that require it, those that ask for it.
+/// The targets that a feature alone can change: the library, those that require it, those that ask for it. Those that
+/// require another one beside it are left to the run with all features.
 fn concerned<'w>(workspace: &'w Workspace, feature: &str) -> Vec<&'w CargoTarget> {
     workspace
         .targets(PACKAGE)
-        .filter(|target| target.is_library() || target.needs(feature) || names(target, feature))
+        .filter(|target| target.builds_with(feature))
+        .filter(|target| target.is_library() || !target.builds_plain() || names(target, feature))
         .collect()
 }
 
@@ -176,5 +178,9 @@ mod tests {
             assert!(of_tokio.iter().any(|known| known == option), "{option}: {of_tokio:?}");
         }
         assert_eq!(chosen("serde"), ["--lib", "--test traits"]);
+        let both = "--example hello";
+        for of_one in [of_tokio, chosen("sim")] {
+            assert!(!of_one.iter().any(|known| known == both), "{both} requires both: {of_one:?}");
+        }
     }
 }
