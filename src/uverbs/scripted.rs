@@ -232,10 +232,10 @@ impl Script {
 
     /// Imports a context on the scripted file, as another process would.
     pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
-        let make = |driver, epoch| -> Box<dyn Kernel> {
-            Box::new(self.kernel(&self.plant(device), driver, epoch))
-        };
-        Context::import_on(make, self.plant(device), envelope)
+        let planted = self.plant(device);
+        let make =
+            |driver, epoch| -> Box<dyn Kernel> { Box::new(self.kernel(&planted, driver, epoch)) };
+        Context::import_on(make, planted.clone(), envelope)
     }
 
     /// Gives the device these ports in place of one Ethernet port; contexts opened before know the former.

@@ -72,10 +72,11 @@ struct QpParts {
     register: QpRegister,
 }
 
-/// The memory of the receive queue with the send queue behind it, or of each by itself if `sends` is one.
+/// The memory of the queues, by the names of [`mlx5_ib_create_qp`]: `buf` is the receive queue with the send queue
+/// behind it. A queue pair of raw packets has its send queue in `sq_buf` instead.
 struct QpMemory {
-    both: Option<Arc<QueueMemory>>,
-    sends: Option<Arc<QueueMemory>>,
+    buf: Option<Arc<QueueMemory>>,
+    sq_buf: Option<Arc<QueueMemory>>,
 }
 
 /// The doorbell register that a queue pair's sends ring.
@@ -104,7 +105,7 @@ pub(super) fn create(
     let mut parts = QpParts::new(mlx5, &attr, &asked, &source, kernel)?;
     let [memory_dmabuf, sends_dmabuf] = parts.dmabufs();
     let dbrec_dmabuf = parts.dbrec.memory().and_then(dmabuf);
-    let request = parts.request(mlx5, attr.scatter, dbrec_dmabuf.is_some());
+    let request = parts.request(mlx5, attr.scatter);
     let mut response = mlx5_ib_create_qp_resp::default();
     // The kernel's response counts in WQEBBs; the capacity that was granted is computed here.
     let mut kernel_cap = ib_uverbs_qp_cap::default();
@@ -160,9 +161,9 @@ impl QpParts {
 
     /// The dma-bufs of both memories. The kernel does not get the memory of a queue that does not exist.
     fn dmabufs(&self) -> [Option<ib_uverbs_buffer_desc>; 2] {
-        let both = self.memory.both.as_deref().filter(|_| self.has_queues());
-        let sends = self.memory.sends.as_deref().filter(|_| self.sq_size.wqebbs > 0);
-        [both.and_then(dmabuf), sends.and_then(dmabuf)]
+        let buf = self.memory.buf.as_deref().filter(|_| self.has_queues());
+        let sq_buf = self.memory.sq_buf.as_deref().filter(|_| self.sq_size.wqebbs > 0);
+        [buf.and_then(dmabuf), sq_buf.and_then(dmabuf)]
     }
 
     fn has_queues(&self) -> bool {
@@ -170,7 +171,7 @@ impl QpParts {
     }
 
     /// The driver's input to the command.
-    fn request(&self, mlx5: &Mlx5, scatter: bool, dbrec_is_dmabuf: bool) -> mlx5_ib_create_qp {
+    fn request(&self, mlx5: &Mlx5, scatter: bool) -> mlx5_ib_create_qp {
         let addr = |memory: &Option<Arc<QueueMemory>>| match memory {
             Some(memory) if self.has_queues() && memory.dmabuf().is_none() => memory.addr(),
             _ => 0,
@@ -182,15 +183,18 @@ impl QpParts {
                 | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
         }
         mlx5_ib_create_qp {
-            buf_addr: addr(&self.memory.both),
-            db_addr: if dbrec_is_dmabuf { 0 } else { self.dbrec.addr() },
+            buf_addr: addr(&self.memory.buf),
+            db_addr: match self.dbrec.memory().and_then(dmabuf) {
+                Some(_) => 0,
+                None => self.dbrec.addr(),
+            },
             sq_wqe_count: self.sq_size.wqebbs,
             rq_wqe_count: self.rq_size.entries,
             rq_wqe_shift: self.rq_size.stride_log,
             flags: flags.bits(),
             uidx: self.uidx.get(),
             bfreg_index: self.register.page,
-            sq_buf_addr: addr(&self.memory.sends),
+            sq_buf_addr: addr(&self.memory.sq_buf),
             ece_options: if mlx5.limits.ece { ECE_QUERY } else { 0 },
             ..Default::default()
         }
@@ -198,9 +202,9 @@ impl QpParts {
 
     /// The resources that the kernel's object holds, with the register's lease.
     fn resources(&mut self) -> provider::QueueResources {
-        let resources = Mlx5Resources::new(&self.dbrec, self.memory.both.clone());
+        let resources = Mlx5Resources::new(&self.dbrec, self.memory.buf.clone());
         let lease = self.register.lease.take();
-        Some(Arc::new(resources.with(&self.memory.sends, lease)))
+        Some(Arc::new(resources.with(&self.memory.sq_buf, lease)))
     }
 
     fn shared(&self, qpn: u32, srq: Option<&SharedReceives>) -> Arc<SharedQp> {
@@ -214,7 +218,7 @@ impl QpParts {
 
     /// The receive queue, if the queue pair has one of its own.
     fn recv_ring(&self, shared: &Arc<SharedQp>, verb: &'static str) -> Result<Option<RecvRing>> {
-        let Some(memory) = self.memory.both.as_ref().filter(|_| self.rq_size.entries > 0) else {
+        let Some(memory) = self.memory.buf.as_ref().filter(|_| self.rq_size.entries > 0) else {
             return Ok(None);
         };
         let layout = rq::RqLayout {
@@ -236,7 +240,7 @@ impl QpParts {
         verb: &'static str,
     ) -> Result<SendRing> {
         let QpParts { sq_size, rq_size, dbrec, gate, memory, register, .. } = self;
-        let (memory, offset) = match (memory.sends, memory.both) {
+        let (memory, offset) = match (memory.sq_buf, memory.buf) {
             (Some(memory), _) => (memory, 0),
             (None, Some(memory)) => (memory, rq_size.bytes()),
             (None, None) => return Err(misfit(verb)),
@@ -309,16 +313,16 @@ impl QpMemory {
             Ok(Some(Arc::new(memory)))
         };
         if split {
-            let both = alloc(rq_size.bytes(), page_size())?;
-            return Ok(QpMemory { both, sends: alloc(sq_size.bytes(), page_size())? });
+            let buf = alloc(rq_size.bytes(), page_size())?;
+            return Ok(QpMemory { buf, sq_buf: alloc(sq_size.bytes(), page_size())? });
         }
         let bytes = rq_size.bytes() + sq_size.bytes();
-        let both = alloc(bytes, alignment(bytes, 1 << rq_size.stride_log, page_size()))?;
-        Ok(QpMemory { both, sends: None })
+        let buf = alloc(bytes, alignment(bytes, 1 << rq_size.stride_log, page_size()))?;
+        Ok(QpMemory { buf, sq_buf: None })
     }
 
     fn bytes(&self) -> usize {
-        [&self.both, &self.sends].into_iter().flatten().map(|memory| memory.len()).sum()
+        [&self.buf, &self.sq_buf].into_iter().flatten().map(|memory| memory.len()).sum()
     }
 }
 
