@@ -139,7 +139,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{self, Poll, Waker, ready};
@@ -495,15 +495,12 @@ impl AsyncEventChannel {
         step: S,
         late: &'static str,
     ) -> std::result::Result<S::Next, S::Error> {
-        let event = {
-            let mut wait = EventWait::new(step.id());
-            poll_fn(|cx| match self.shared().poll_event(&step, &mut wait.number, cx) {
-                Poll::Pending => limit.as_mut().poll(cx).map(|()| Err(timed_out(verb, late))),
-                event => event,
-            })
-            .await?
-        };
-        step.advance(event)
+        let mut next = pin!(self.shared().step(step));
+        poll_fn(|cx| match next.as_mut().poll(cx) {
+            Poll::Pending => limit.as_mut().poll(cx).map(|()| Err(timed_out(verb, late).into())),
+            done => done,
+        })
+        .await
     }
 
     /// Asks a listener of the port space [`UDP`](PortSpace::UDP) where to send datagrams, at the address of `connector`,

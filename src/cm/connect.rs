@@ -438,8 +438,7 @@ impl Connection {
     ///
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
-        let clock = &self.link.id.channel.platform;
-        match wait_for_end(self, || self.is_closed(), clock, clock.deadline(timeout))? {
+        match wait_for_end(self, || self.is_closed(), timeout)? {
             true => Ok(()),
             false => Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
                 .detail("neither side closed the connection in time")),

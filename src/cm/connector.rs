@@ -324,10 +324,7 @@ impl Connector {
         verb: &'static str,
         mut connect: impl FnMut(&EventChannel, Target) -> std::result::Result<T, ConnectError>,
     ) -> std::result::Result<T, ConnectError> {
-        let channel = match &self.channel {
-            Some(channel) => channel.clone(),
-            None => EventChannel::open()?,
-        };
+        let channel = self.channel.clone().map_or_else(EventChannel::open, Ok)?;
         let mut last = None;
         for target in &self.targets {
             match connect(&channel, *target) {
@@ -492,10 +489,7 @@ impl ListenerBuilder {
     /// As [`Id::bind`](super::Id::bind) and [`Id::bind_ib`](super::Id::bind_ib); `EINVAL` for another type.
     #[doc(alias("rdma_bind_addr", "rdma_listen"))]
     pub fn build(self) -> Result<Listener> {
-        let channel = match &self.channel {
-            Some(channel) => channel.clone(),
-            None => EventChannel::open()?,
-        };
+        let channel = self.channel.clone().map_or_else(EventChannel::open, Ok)?;
         let id = self.listen(&channel)?;
         Ok(Listener { channel, id })
     }
@@ -504,14 +498,10 @@ impl ListenerBuilder {
     pub(crate) fn listen(&self, channel: &EventChannel) -> Result<ListeningId> {
         let mut last = None;
         for address in &self.addresses {
-            let space = match address {
-                Target::Ip(_) => PortSpace::of(self.qp_type),
-                Target::Ib(_) => PortSpace::IB,
-            };
-            let id = channel.create_id(space, self.qp_type)?;
+            let id = |space| channel.create_id(space, self.qp_type);
             let bound = match *address {
-                Target::Ip(address) => id.bind(address),
-                Target::Ib(address) => id.bind_ib(address),
+                Target::Ip(address) => id(PortSpace::of(self.qp_type))?.bind(address),
+                Target::Ib(address) => id(PortSpace::IB)?.bind_ib(address),
             };
             match bound.and_then(|id| id.listen(self.backlog)) {
                 Ok(id) => return Ok(id),

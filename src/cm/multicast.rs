@@ -210,8 +210,7 @@ impl MulticastMember {
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     #[doc(alias = "RDMA_CM_EVENT_MULTICAST_ERROR")]
     pub fn wait_lost(&self, timeout: Option<Duration>) -> Result<()> {
-        let clock = &self.member.channel.platform;
-        match wait_for_end(self, || self.is_lost(), clock, clock.deadline(timeout))? {
+        match wait_for_end(self, || self.is_lost(), timeout)? {
             true => Ok(()),
             false => {
                 let verb = <&MulticastMember as Step>::VERB;

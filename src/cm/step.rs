@@ -4,7 +4,6 @@ use super::channel::LONGEST_SLEEP;
 use super::event::Event;
 use super::id::IdInner;
 use crate::error::{Error, Result};
-use crate::platform::Platform;
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
@@ -45,12 +44,7 @@ impl<P, D> Progress<P, D> {
     ///
     /// `ETIMEDOUT` if it still waits.
     pub fn done(self) -> Result<D> {
-        match self {
-            Progress::Done(done) => Ok(done),
-            Progress::Pending(_) => {
-                Err(Error::new("wait", Errno::TIMEDOUT).detail("no event came in time"))
-            }
-        }
+        self.done_in_time("wait", "no event came in time")
     }
 
     /// The event's outcome, if the event came.
@@ -92,15 +86,16 @@ pub(super) fn wait_until<S: Step>(step: S, deadline: Option<Instant>) -> Waited<
     }
 }
 
-/// Waits until `ended` is true, which an event brings about, or until a deadline, or without a limit for `None`;
-/// `false` after the deadline. Other events are discarded. Several threads may wait: the one that takes the event makes
+/// Waits until `ended` is true, which an event brings about, for at most `timeout`, or without a limit for `None`;
+/// `false` after the timeout. Other events are discarded. Several threads may wait: the one that takes the event makes
 /// `ended` true.
 pub(super) fn wait_for_end<S: Step + Copy>(
     step: S,
     ended: impl Fn() -> bool,
-    clock: &Platform,
-    deadline: Option<Instant>,
+    timeout: Option<Duration>,
 ) -> std::result::Result<bool, S::Error> {
+    let clock = &step.id().channel.platform;
+    let deadline = clock.deadline(timeout);
     while !ended() {
         let now = clock.now();
         // Another thread may take the event, and wakes no thread that waits here.

@@ -90,20 +90,13 @@ pub struct BufferPoolBuilder {
     size: usize,
     count: usize,
     huge: bool,
-    access: Access,
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to build a pool of buffers of at least `size` bytes each, 1 to 2^31; 64 buffers unless
     /// [`count`](BufferPoolBuilder::count) says otherwise.
     pub fn buffer_pool_builder(&self, size: usize) -> BufferPoolBuilder {
-        BufferPoolBuilder {
-            registration: self.mr_builder(),
-            size,
-            count: 64,
-            huge: false,
-            access: Access::LOCAL_WRITE,
-        }
+        BufferPoolBuilder { registration: self.mr_builder(), size, count: 64, huge: false }
     }
 }
 
@@ -124,7 +117,7 @@ impl BufferPoolBuilder {
 
     /// Lets peers read the whole pool at any time, by the key that [`Buffer::remote`] returns.
     pub fn remote_read(mut self) -> Self {
-        self.access |= Access::REMOTE_READ;
+        self.registration = self.registration.access(Access::LOCAL_WRITE | Access::REMOTE_READ);
         self
     }
 
@@ -135,7 +128,7 @@ impl BufferPoolBuilder {
     /// `EINVAL` for a size or a count of 0 or of more than 2^31; `ENOMEM` without memory, without huge pages,
     /// or beyond the limit of locked memory.
     pub fn build(self) -> Result<BufferPool> {
-        let BufferPoolBuilder { registration, size, count, huge, access } = self;
+        let BufferPoolBuilder { registration, size, count, huge } = self;
         const MOST: usize = 1 << 31;
         let within = |number: usize, what: &str| match u32::try_from(number) {
             Ok(fits) if (1..=MOST).contains(&number) => Ok(fits),
@@ -152,10 +145,7 @@ impl BufferPoolBuilder {
             Error::new(VERB, errno).detail(format!("no {} of memory{of}", ByteCount::of(length)))
         })?;
         let shared = pages.clone();
-        let region = registration
-            .access(access)
-            .register(pages)
-            .map_err(|failed| failed.error.in_verb(VERB))?;
+        let region = registration.register(pages).map_err(|failed| failed.error.in_verb(VERB))?;
         let key = PoolKey { lkey: region.lkey(), domain: Identity::of(&region.inner.pd.kernel) };
         let slab = BufferSlab::new(&shared, stride, count, PoolRegion { region }, key).ok_or_else(
             || Error::invalid(VERB, format!("{count} buffers of {}", ByteCount(size.into()))),
@@ -213,9 +203,8 @@ impl BufferPool {
             return Err(BufferError::TooLong { length, size });
         }
         let mut buffer = self.take()?;
-        let room = buffer.get_mut(..length).ok_or(BufferError::TooLong { length, size })?;
-        room.copy_from_slice(bytes);
         buffer.set_len(length);
+        buffer.copy_from_slice(bytes);
         Ok(buffer)
     }
 

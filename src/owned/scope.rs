@@ -6,7 +6,6 @@ use super::cq::OwnedCompletionQueue;
 use super::lending::{HasSge, OtherLoan, RegionSge, sge_of};
 use super::queue::{OwnedQueuePair, Unposted, append};
 use crate::abort::{AbortOnUnwind, abort};
-use crate::access::Access;
 use crate::cq::PollError;
 use crate::error::{Error, ErrorWith, MemoryError, Result, debug_is_sentence};
 use crate::file::File;
@@ -455,8 +454,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         pd: &ProtectionDomain<P>,
         memory: &'env mut [I],
     ) -> Result<ScopedRegion<'s>> {
-        let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
-        let region = builder.register_pledged(memory, self.pledges)?;
+        let region = pd.mr_builder().register_pledged(memory, self.pledges)?;
         let sge = RegionSge::new(&region, ..)?;
         self.regions.push(region);
         Ok(ScopedRegion { sge, memory: PhantomData })
