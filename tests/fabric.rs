@@ -5,8 +5,8 @@ use std::time::Duration;
 use uverbs::cm::EventChannel;
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify, QpType,
-    QueuePair, RecvWr, SendWr,
+    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify,
+    QpControl, QpType, QueuePair, RecvWr, SendWr,
 };
 #[cfg(all(feature = "sim", feature = "tokio"))]
 use uverbs_sim::Profile;
@@ -106,13 +106,15 @@ fn an_entry_of_another_devices_table_is_refused() -> Result<()> {
 
 fn couple(fabric: &Fabric) -> Result<(Side, Side)> {
     let (a, b) = (Side::new(&open(fabric, 0)?)?, Side::new(&open(fabric, 1)?)?);
-    let (at_a, at_b) = (
-        a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
-        b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
-    );
-    a.qp.handshake(&at_b, &Handshake::new())?;
-    b.qp.handshake(&at_a, &Handshake::new())?;
+    connect(&a.qp, &b.qp)?;
     Ok((a, b))
+}
+
+fn connect(a: &QpControl, b: &QpControl) -> uverbs::Result<()> {
+    let at_a = a.endpoint(&a.context().query_gid(1, 3)?)?;
+    let at_b = b.endpoint(&b.context().query_gid(1, 3)?)?;
+    a.handshake(&at_b, &Handshake::new())?;
+    b.handshake(&at_a, &Handshake::new())
 }
 
 fn two_threads(mode: Mode, wait: fn(&mut Side, &mut u64, u64) -> Result<()>) -> Result<()> {
@@ -453,12 +455,7 @@ fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
         };
         let (a, a_pool) = create(&open(fabric, 0)?)?;
         let (b, b_pool) = create(&open(fabric, 1)?)?;
-        let (at_a, at_b) = (
-            a.endpoint(&a.context().query_gid(1, 3)?)?,
-            b.endpoint(&b.context().query_gid(1, 3)?)?,
-        );
-        a.handshake(&at_b, &Handshake::new())?;
-        b.handshake(&at_a, &Handshake::new())?;
+        connect(&a, &b)?;
         let (mut to_a, mut to_b) = (a.inbox(&a_pool, 4), b.inbox(&b_pool, 4));
         let server = tokio::spawn(async move {
             for _ in 0..ROUNDS {

@@ -5,11 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::time::Duration;
-use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener, PortSpace, RouteResolved};
+use uverbs::cm::{
+    AddrResolved, ConnectParam, Connector, EventChannel, Listener, PortSpace, RouteResolved,
+};
 use uverbs::device::devices_on;
 use uverbs::{
     Access, AtomicCap, CompletionQueue, Context, Errno, EventType, Handshake, LinkLayer,
-    MemoryRegion, PortState, ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
+    MemoryRegion, PortState, ProtectionDomain, QpControl, QpType, QueuePair, RecvWr, SendWr,
+    WcStatus,
 };
 use uverbs_sim::{
     Clock, CqeError, Fabric, FabricBuilder, FabricError, Limits, Mode, POISON, Profile, Rates,
@@ -33,6 +36,24 @@ fn open(fabric: &Fabric, name: &str) -> Result<Context> {
     Ok(Context::open(device)?)
 }
 
+/// The kind of the next event, if there is one.
+fn told(context: &Context) -> uverbs::Result<Option<EventType>> {
+    Ok(context.try_next_event()?.map(|event| event.kind))
+}
+
+/// Connects two queue pairs by the GIDs at this index.
+fn connect(
+    a: &QpControl,
+    b: &QpControl,
+    gid_index: u32,
+    options: &Handshake,
+) -> uverbs::Result<()> {
+    let at_a = a.endpoint(&a.context().query_gid(1, gid_index)?)?;
+    let at_b = b.endpoint(&b.context().query_gid(1, gid_index)?)?;
+    a.handshake(&at_b, options)?;
+    b.handshake(&at_a, options)
+}
+
 /// A queue pair with its queues and memory. Fields are dropped in this order.
 struct End {
     qp: QueuePair,
@@ -54,12 +75,7 @@ impl End {
 
     fn pair(fabric: &Fabric) -> Result<(End, End)> {
         let (a, b) = (End::new(fabric, "left")?, End::new(fabric, "right")?);
-        let (at_a, at_b) = (
-            a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
-            b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
-        );
-        a.qp.handshake(&at_b, &Handshake::new())?;
-        b.qp.handshake(&at_a, &Handshake::new())?;
+        connect(&a.qp, &b.qp, 3, &Handshake::new())?;
         Ok((a, b))
     }
 
@@ -328,17 +344,19 @@ fn events_are_lost_and_late() -> Result<()> {
         left.set_link(true);
         while fabric.step() {}
     };
-    let told = || context.try_next_event().map(|event| event.map(|event| event.kind));
     left.lose_events(1);
     flap();
-    assert_eq!((told()?, told()?), (Some(EventType::PORT_ACTIVE), None));
+    assert_eq!((told(&context)?, told(&context)?), (Some(EventType::PORT_ACTIVE), None));
     left.delay_events(2, LATE);
     flap();
-    assert_eq!(told()?, None);
+    assert_eq!(told(&context)?, None);
     let before = fabric.now();
     while fabric.step() || fabric.advance() {}
     assert!(fabric.now() - before >= LATE);
-    assert_eq!((told()?, told()?), (Some(EventType::PORT_ERR), Some(EventType::PORT_ACTIVE)));
+    assert_eq!(
+        (told(&context)?, told(&context)?),
+        (Some(EventType::PORT_ERR), Some(EventType::PORT_ACTIVE))
+    );
     Ok(())
 }
 
@@ -356,8 +374,7 @@ fn late_events_of_an_object_go_with_it_and_those_of_others_stay() -> Result<()> 
     let cqs: Vec<_> = std::iter::from_fn(|| context.cq_builder(64).build().ok()).collect();
     assert!(cqs.len() > 10, "{}", cqs.len());
     while fabric.step() || fabric.advance() {}
-    let told = || context.try_next_event().map(|event| event.map(|event| event.kind));
-    assert_eq!((told()?, told()?), (Some(EventType::PORT_ERR), None));
+    assert_eq!((told(&context)?, told(&context)?), (Some(EventType::PORT_ERR), None));
     drop((cqs, pd, memory));
     Ok(())
 }
@@ -369,19 +386,18 @@ fn a_destruction_passes_no_event_that_is_lost_or_late() -> Result<()> {
     let fabric = fabric(1);
     let End { qp, memory, cq, pd, context } = End::new(&fabric, "left")?;
     let left = fabric.device("left").ok_or("left is there")?;
-    let told = || context.try_next_event().map(|event| event.map(|event| event.kind));
     left.lose_events(1);
     left.set_link(false);
     drop(memory);
     while fabric.step() {}
-    assert_eq!(told()?, None);
+    assert_eq!(told(&context)?, None);
     left.delay_events(1, LATE);
     left.set_link(true);
     drop(qp);
     while fabric.step() {}
-    assert_eq!(told()?, None);
+    assert_eq!(told(&context)?, None);
     while fabric.step() || fabric.advance() {}
-    assert_eq!(told()?, Some(EventType::PORT_ACTIVE));
+    assert_eq!(told(&context)?, Some(EventType::PORT_ACTIVE));
     drop((cq, pd));
     Ok(())
 }
@@ -731,13 +747,7 @@ fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
     assert_eq!((port.link_layer, port.lid, port.pkey_table_len), (LinkLayer::INFINIBAND, 2, 2));
     assert!(!port.grh_required);
     let [mut a, mut b] = ["left", "right"].map(|name| End::new(&fabric, name).unwrap());
-    let (at_a, at_b) = (
-        a.qp.endpoint(&a.qp.context().query_gid(1, 0)?)?,
-        b.qp.endpoint(&b.qp.context().query_gid(1, 0)?)?,
-    );
-    let options = Handshake::new().pkey_index(1);
-    a.qp.handshake(&at_b, &options)?;
-    b.qp.handshake(&at_a, &options)?;
+    connect(&a.qp, &b.qp, 0, &Handshake::new().pkey_index(1))?;
     b.recv()?;
     a.send()?;
     assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
@@ -762,13 +772,20 @@ fn infiniband(pkey: u16) -> Result<Fabric> {
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
+/// The longest that the kernel resolves an address, or a route.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// An id at the first device that has resolved another one's address.
+fn resolved(fabric: &Fabric, space: PortSpace, to: SocketAddr) -> uverbs::Result<AddrResolved> {
+    let channel = EventChannel::open_on(&fabric.system())?;
+    let from = "10.0.0.1:0".parse().ok();
+    let qp_type = if space == PortSpace::UDP { QpType::UD } else { QpType::RC };
+    channel.create_id(space, qp_type)?.resolve_addr(from, to, LIMIT)?.wait(PATIENCE)?.done()
+}
+
 /// The route from the first device to another one's address.
 fn route(fabric: &Fabric, space: PortSpace, to: SocketAddr) -> uverbs::Result<RouteResolved> {
-    let channel = EventChannel::open_on(&fabric.system())?;
-    let (from, limit) = ("10.0.0.1:0".parse().ok(), Duration::from_secs(2));
-    let qp_type = if space == PortSpace::UDP { QpType::UD } else { QpType::RC };
-    let resolving = channel.create_id(space, qp_type)?.resolve_addr(from, to, limit)?;
-    resolving.wait(PATIENCE)?.done()?.resolve_route(limit)?.wait(PATIENCE)?.done()
+    resolved(fabric, space, to)?.resolve_route(LIMIT)?.wait(PATIENCE)?.done()
 }
 
 #[test]
@@ -787,14 +804,7 @@ fn addresses_over_infiniband_connect_by_lids() -> Result<()> {
     assert_eq!((path.sgid, path.dgid, path.pkey), (local.gid, peer.gid, 0x8001));
     assert_eq!((path.slid, path.dlid, path.hop_limit), (1, 2, 0));
     // The path of one id serves another id.
-    let (asking, limit) = (EventChannel::open_on(&fabric.system())?, Duration::from_secs(2));
-    let from = "10.0.0.1:0".parse().ok();
-    let resolving = asking.create_id(PortSpace::TCP, QpType::RC)?.resolve_addr(
-        from,
-        listener.local_addr()?,
-        limit,
-    )?;
-    let resolved = resolving.wait(PATIENCE)?.done()?;
+    let resolved = resolved(&fabric, PortSpace::TCP, listener.local_addr()?)?;
     let route = resolved.set_ib_path(&path)?.wait(PATIENCE)?.done()?;
     assert_eq!(route.ib_paths()?, [path]);
     let connecting = route.connect(&a.qp, &ConnectParam::new())?;
@@ -839,8 +849,9 @@ fn datagrams_over_infiniband_are_sent_to_a_lid() -> Result<()> {
 #[test]
 fn addresses_over_infiniband_reach_neither_another_partition_nor_ethernet() -> Result<()> {
     let fabric = infiniband(0xffff)?;
-    for (to, errno) in [("10.0.0.2:7", Errno::HOSTUNREACH), ("10.0.0.3:7", Errno::HOSTUNREACH)] {
-        assert_eq!(route(&fabric, PortSpace::TCP, to.parse()?).unwrap_err().errno(), errno, "{to}");
+    for to in ["10.0.0.2:7", "10.0.0.3:7"] {
+        let unreached = route(&fabric, PortSpace::TCP, to.parse()?);
+        assert_eq!(unreached.unwrap_err().errno(), Errno::HOSTUNREACH, "{to}");
     }
     let fabric = infiniband(0x8001)?;
     fabric.device("right").ok_or("right is there")?.set_link(false);
@@ -894,12 +905,7 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
             pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).max_recv_wr(4).build()
         };
         let (mut qp, capacity) = (cq.adopt(build(&cq)?)?, cq.queue().capacity());
-        let (here, there) = (
-            qp.endpoint(&qp.context().query_gid(1, 3)?)?,
-            peer.qp.endpoint(&peer.qp.context().query_gid(1, 3)?)?,
-        );
-        qp.handshake(&there, &Handshake::new())?;
-        peer.qp.handshake(&here, &Handshake::new())?;
+        connect(&qp, &peer.qp, 3, &Handshake::new())?;
         let mut batch = qp.recv_batch()?;
         batch.push(pool.take()?, 1)?;
         batch.push(pool.take()?, 2)?;

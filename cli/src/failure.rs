@@ -147,6 +147,12 @@ impl From<uverbs::Error> for Failure {
     }
 }
 
+impl From<uverbs::owned::BufferError> for Failure {
+    fn from(error: uverbs::owned::BufferError) -> Self {
+        Failure::run(error.to_string())
+    }
+}
+
 /// The usual remedy when `verb` fails with `errno`; `message` is the library's message.
 fn advise(verb: &str, errno: Errno, message: &str) -> Option<String> {
     let advice = match (verb, errno) {

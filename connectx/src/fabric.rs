@@ -97,7 +97,7 @@ impl Fabric {
     pub fn run(&mut self, now: u64) -> Progress {
         self.set_time(now);
         let worked = self.run_timers() | self.run_queues();
-        let more = self.budget == 0 || self.functions.iter().any(|function| ready(function) > 0);
+        let more = self.budget == 0 || self.ready() > 0;
         Progress { worked, more, deadline: self.deadline() }
     }
 

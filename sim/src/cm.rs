@@ -253,19 +253,17 @@ impl Manager {
         }
         let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
         let bound = id.device;
-        // The route to a group leads over the device of the id, or else over the first device.
-        let reached = match to.ip.is_multicast() {
-            true => Some((bound.unwrap_or(0), 0)),
-            false => ports.find(&to.gid()),
+        let over = match to.ip.is_multicast() {
+            // The route to a group leads over the device of the id, or else over the first device.
+            true => Some(bound.unwrap_or(0)),
+            false => ports.find(&to.gid()).and_then(|(peer, _)| match (bound, id.local) {
+                (Some(own), _) => ports.share_network(own, peer).then_some(own),
+                // On all addresses: the first device that reaches the peer.
+                (None, Some(_)) => (0..ports.0.len()).find(|&own| ports.share_network(own, peer)),
+                (None, None) => Some(peer),
+            }),
         };
-        let reaches = |own: usize, peer| to.ip.is_multicast() || ports.share_network(own, peer);
-        let over = |(peer, _)| match (bound, id.local) {
-            (Some(own), _) => reaches(own, peer).then_some(own),
-            // On all addresses: the first device that reaches the peer.
-            (None, Some(_)) => (0..ports.0.len()).find(|&own| reaches(own, peer)),
-            (None, None) => Some(peer),
-        };
-        let event = match reached.and_then(over) {
+        let event = match over {
             None if to.is_any() || to.is_loopback() => return Err(Errno::NODEV),
             None => Event::new(id::ADDR_ERROR, -(Errno::HOSTUNREACH.raw_os_error()), Param::None),
             Some(device) => {
@@ -788,30 +786,30 @@ impl Manager {
         if group.ip.is_ipv6() {
             return Err(Errno::from_raw_os_error(ENOTSUPP));
         }
-        let member = |this: &mut Self| {
-            let member = this.create(file, uid, space, id::UD);
-            this.ids.entry(member).and_modify(|id| id.role = Role::Member { of: number });
-            member
-        };
         let (interface, _) = ports.get(device)?;
-        // The subnet administrator of the fabric keeps no groups.
-        if ports.0[device].infiniband.is_some() {
-            let (member, status) = (member(self), -(Errno::TIMEDOUT.raw_os_error()));
-            self.report(member, Event::new(id::MULTICAST_ERROR, status, Param::None));
-            return Ok(member);
-        }
-        let same = |gid: &Gid| Address::of_gid(gid, 0).ip.is_ipv4() == group.ip.is_ipv4();
-        let index = interface.gids.iter().rposition(|entry| same(&entry.gid));
-        let index = index.ok_or(Errno::NODEV)?;
-        let member = member(self);
-        let param = Param::Ud {
-            vector: Some(ports.vector_to(&group.gid(), index, 0)),
-            qpn: 0xff_ffff,
-            qkey: if space == SPACE_UDP { UDP_QKEY } else { 0 },
-            data: Vec::new(),
-            room: 0,
+        let event = match &ports.0[device].infiniband {
+            // The subnet administrator of the fabric keeps no groups.
+            Some(_) => {
+                let status = -(Errno::TIMEDOUT.raw_os_error());
+                Event::new(id::MULTICAST_ERROR, status, Param::None)
+            }
+            None => {
+                let same = |gid: &Gid| Address::of_gid(gid, 0).ip.is_ipv4() == group.ip.is_ipv4();
+                let index = interface.gids.iter().rposition(|entry| same(&entry.gid));
+                let index = index.ok_or(Errno::NODEV)?;
+                let param = Param::Ud {
+                    vector: Some(ports.vector_to(&group.gid(), index, 0)),
+                    qpn: 0xff_ffff,
+                    qkey: if space == SPACE_UDP { UDP_QKEY } else { 0 },
+                    data: Vec::new(),
+                    room: 0,
+                };
+                Event::new(id::MULTICAST_JOIN, 0, param)
+            }
         };
-        self.report(member, Event::new(id::MULTICAST_JOIN, 0, param));
+        let member = self.create(file, uid, space, id::UD);
+        self.ids.entry(member).and_modify(|id| id.role = Role::Member { of: number });
+        self.report(member, event);
         Ok(member)
     }
 

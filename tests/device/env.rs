@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use uverbs::device::DriverId;
-use uverbs::{Context, Device, Endpoint, Handshake, Mtu, QpControl};
+use uverbs::{Context, Device, Endpoint, GidEntry, Handshake, Mtu, QpControl};
 
 /// The names of the devices of a fabric in this process.
 const FABRIC: [&str; 2] = ["mlx5_0", "mlx5_1"];
@@ -94,15 +94,19 @@ pub(crate) fn pkey_index() -> u16 {
 
 /// Connects a queue pair to an endpoint, in a partition that has this port as a full member.
 pub(crate) fn handshake(qp: &QpControl, remote: &Endpoint) -> uverbs::Result<()> {
-    match pkey_index() {
-        0 if waits_for_receives() => qp.handshake(remote, &Handshake::new()),
-        _ => qp.handshake(remote, &handshake_options()),
-    }
+    qp.handshake(remote, &handshake_options())
 }
 
 /// The defaults, in that partition, with retries that end.
 pub(crate) fn handshake_options() -> Handshake {
     Handshake::new().pkey_index(pkey_index()).rnr_retry(rnr_retry())
+}
+
+/// An entry of a GID table that is named by its place only.
+pub(crate) fn gid_entry(port: u32, index: u32) -> GidEntry {
+    let mut entry = GidEntry::default();
+    (entry.port, entry.index) = (port, index);
+    entry
 }
 
 /// Whether a message that finds no receive is sent again only after a wait. Before Linux 6.0 soft-RoCE sends it again

@@ -5,8 +5,8 @@ use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
-    Access, CompletionQueue, Endpoint, Errno, GidEntry, Handshake, MemoryRegion, Mtu, QpState,
-    QpType, QueuePair, RecvWr, SendWr, WcStatus,
+    Access, CompletionQueue, Endpoint, Errno, Handshake, MemoryRegion, Mtu, QpState, QpType,
+    QueuePair, RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -115,13 +115,11 @@ fn second_handshake_is_refused() -> Verdict {
 fn endpoint_beyond_the_gid_table_is_refused() -> Verdict {
     let (a, _) = side(QpType::RC)?;
     let length = a.qp.context().query_port(env::port())?.gid_table_len;
-    let entry = |port, index| {
-        let mut entry = GidEntry::default();
-        (entry.port, entry.index) = (port, index);
-        entry
-    };
-    assert_eq!(a.qp.endpoint(&entry(env::port(), length)).unwrap_err().errno(), Errno::INVAL);
-    assert_eq!(a.qp.endpoint(&entry(99, 0)).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(
+        a.qp.endpoint(&env::gid_entry(env::port(), length)).unwrap_err().errno(),
+        Errno::INVAL
+    );
+    assert_eq!(a.qp.endpoint(&env::gid_entry(99, 0)).unwrap_err().errno(), Errno::INVAL);
     Ok(())
 }
 

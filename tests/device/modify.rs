@@ -7,8 +7,8 @@ use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::time::Instant;
 use uverbs::{
-    Access, Endpoint, Errno, GidEntry, Handshake, Mtu, Qkey, QpAttr, QpState, QpType, SendWr,
-    WcOpcode, WcStatus,
+    Access, Endpoint, Errno, Handshake, Mtu, Qkey, QpAttr, QpState, QpType, SendWr, WcOpcode,
+    WcStatus,
 };
 
 trials![
@@ -141,16 +141,11 @@ fn handshake_steps_in_the_wrong_order_are_refused() -> Verdict {
 fn endpoint_of_an_empty_gid_index_is_refused() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let last = pair.a.context.query_port(env::port())?.gid_table_len - 1;
-    let entry = |port, index| {
-        let mut entry = GidEntry::default();
-        (entry.port, entry.index) = (port, index);
-        entry
-    };
-    let error = pair.a.qp.endpoint(&entry(env::port(), last)).unwrap_err();
+    let error = pair.a.qp.endpoint(&env::gid_entry(env::port(), last)).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("endpoint", Errno::INVAL));
-    let error = pair.a.qp.endpoint(&entry(env::port(), last + 1)).unwrap_err();
+    let error = pair.a.qp.endpoint(&env::gid_entry(env::port(), last + 1)).unwrap_err();
     assert!(error.message().contains(&format!("{} entries", last + 1)), "{error}");
-    let error = pair.a.qp.endpoint(&entry(99, 0)).unwrap_err();
+    let error = pair.a.qp.endpoint(&env::gid_entry(99, 0)).unwrap_err();
     assert!(error.message().contains("port 99"), "{error}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use uverbs::aio::cm::AsyncEventChannel;
 use uverbs::device::devices_on;
 use uverbs::sim::{CqeError, Fabric, Profile, Rates, Side, TokioClock, Verb};
-use uverbs::{Context, Errno};
+use uverbs::{Context, Errno, Handshake, QpControl};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -315,6 +315,14 @@ impl Stage {
         let (history, decisions) = (self.fabric.history(), self.fabric.decisions());
         Record { fault: self.fault, decisions, history, memory }
     }
+}
+
+/// Connects a client to its server, which is the first to be ready.
+pub(crate) fn connect(client: &QpControl, server: &QpControl) -> uverbs::Result<()> {
+    let here = client.endpoint(&client.context().query_gid(1, 3)?)?;
+    let there = server.endpoint(&server.context().query_gid(1, 3)?)?;
+    server.handshake(&here, &Handshake::new())?;
+    client.handshake(&there, &Handshake::new())
 }
 
 /// Runs a program in tokio's event loop with a paused clock. A program asserts its promises in every case; it returns

@@ -2,12 +2,12 @@
 //! that a client reads is whole, and no older than the last write that had ended. A counter has grown by each addition
 //! once. The requests of a queue pair end in order, each gives its memory back, and the peer has the written values.
 
-use crate::harness::{Dice, Fault, Record, Result, Stage};
+use crate::harness::{Dice, Fault, Record, Result, Stage, connect};
 use std::collections::{BTreeSet, VecDeque};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    Access, CompletionQueue, Context, EventType, Handshake, MemoryRegion, ProtectionDomain, QpType,
-    QueuePair, SendWr, WcStatus,
+    Access, CompletionQueue, Context, EventType, MemoryRegion, ProtectionDomain, QpType, QueuePair,
+    SendWr, WcStatus,
 };
 
 const CLIENTS: usize = 2;
@@ -136,12 +136,7 @@ impl Client {
         let qp = self.pd.qp_builder(queue, queue, QpType::RC).max_send_wr(DEPTH).build()?;
         let qp = self.cq.adopt(qp)?;
         theirs.reset(&mut [&mut server.cq])?;
-        let (here, there) = (
-            qp.endpoint(&qp.context().query_gid(1, 3)?)?,
-            theirs.endpoint(&theirs.context().query_gid(1, 3)?)?,
-        );
-        theirs.handshake(&here, &Handshake::new())?;
-        qp.handshake(&there, &Handshake::new())?;
+        connect(&qp, theirs)?;
         (self.qp, self.broken) = (Some(qp), false);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Requests and replies over connections whose receives come from one shared receive queue: each reply belongs to its
 //! request, no request has two, and each one ends by its reply, by its timeout, or with its connection.
 
-use crate::harness::{Dice, Fault, GivingUp, Result, Stage, polls};
+use crate::harness::{Dice, Fault, GivingUp, Result, Stage, connect, polls};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use uverbs::aio::tokio::within;
 use uverbs::aio::{AsyncQueuePair, AsyncSharedReceiveQueue, Inbox};
 use uverbs::owned::{Buffer, BufferPool};
-use uverbs::{Context, Handshake, QpType};
+use uverbs::{Context, QpType};
 
 const CLIENTS: usize = 2;
 const REQUESTS: u64 = 8;
@@ -240,12 +240,7 @@ async fn talk(stage: &Stage, server: &Server, dice: &mut Dice) -> Result<Vec<u8>
     for at in 0..CLIENTS {
         let client = Arc::new(Client::new(stage, &context)?);
         let Some(qp) = server.qp(at) else { continue };
-        let (here, there) = (
-            client.qp.endpoint(&client.qp.context().query_gid(1, 3)?)?,
-            qp.endpoint(&qp.context().query_gid(1, 3)?)?,
-        );
-        qp.handshake(&here, &Handshake::new())?;
-        client.qp.handshake(&there, &Handshake::new())?;
+        connect(&client.qp, &qp)?;
         clients.push(client);
     }
     let leaver =

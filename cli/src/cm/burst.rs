@@ -84,7 +84,7 @@ impl Burst {
     pub(super) fn post_receives(&mut self) -> Result<()> {
         let mut batch = self.qp.recv_batch().map_err(cannot_post)?;
         for _ in 0..self.shape.count {
-            let mut buffer = self.pool.take().map_err(no_buffer)?;
+            let mut buffer = self.pool.take()?;
             buffer.set_len(self.shape.size as usize + self.header);
             batch.push(buffer, Request::Receive).map_err(|failed| cannot_post(failed.error))?;
         }
@@ -103,7 +103,7 @@ impl Burst {
         let own = self.qp.qpn().0;
         let mut batch = self.qp.send_batch().map_err(cannot_post)?;
         for message in 0..self.shape.count {
-            let mut buffer = self.pool.take().map_err(no_buffer)?;
+            let mut buffer = self.pool.take()?;
             buffer.set_len(self.shape.size as usize);
             buffer.fill(message as u8);
             let wr = match to {
@@ -228,10 +228,6 @@ pub(super) fn check_datagram(context: &Context, port: u32, size: u32) -> Result<
         )));
     }
     Ok(())
-}
-
-fn no_buffer(error: uverbs::owned::BufferError) -> Failure {
-    Failure::run(error.to_string())
 }
 
 fn cannot_post(error: uverbs::PostError) -> Failure {

@@ -60,7 +60,7 @@ impl Link {
     }
 
     pub(super) fn buffer(&self) -> Result<Buffer> {
-        self.pool.take().map_err(|error| Failure::run(error.to_string()))
+        Ok(self.pool.take()?)
     }
 
     /// Posts the receive of a message.

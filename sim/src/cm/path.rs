@@ -47,9 +47,9 @@ impl Ports<'_> {
         let ((own, own_index), (peer, peer_index)) = (self.find(from)?, self.find(to)?);
         let (own, peer) = (&self.0[own], &self.0[peer]);
         // On RoCE as `cma_resolve_iboe_route`: 40 Gbit/s is the highest rate that it knows. On InfiniBand 100 Gbit/s.
-        let (dlid, slid, pkey, rate, life, hops) = match (&own.infiniband, &peer.infiniband) {
-            (Some((slid, _)), Some((dlid, _))) => (*dlid, *slid, own.pkey(), 16, 18, 0),
-            _ => (0, 0, own.pkey(), 7, 16, 64),
+        let (dlid, slid, rate, life, hops) = match (&own.infiniband, &peer.infiniband) {
+            (Some((slid, _)), Some((dlid, _))) => (*dlid, *slid, 16, 18, 0),
+            _ => (0, 0, 7, 16, 64),
         };
         let mut record = [0; 64];
         record[8..24].copy_from_slice(&peer.interface.gids.get(peer_index)?.gid);
@@ -60,7 +60,7 @@ impl Ports<'_> {
         record[48] = tos;
         // Reversible, and one path.
         record[49] = 1 << 7 | 1;
-        record[50..52].copy_from_slice(&pkey.to_be_bytes());
+        record[50..52].copy_from_slice(&own.pkey().to_be_bytes());
         record[54..57].copy_from_slice(&[EXACTLY | MTU, EXACTLY | rate, EXACTLY | life]);
         Some(Path(record))
     }

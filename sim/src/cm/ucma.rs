@@ -20,6 +20,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 type Result<T> = std::result::Result<T, Errno>;
 
+/// The flags of a path that serves both directions, general management and data.
+const PATH_FLAGS: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
+
 /// An event that waits to be read: its id, the program's number for the id, and the event.
 type Queued = (u32, u64, Event);
 
@@ -359,11 +362,10 @@ impl Manager {
         Ok(())
     }
 
-    /// As `ucma_set_ib_path`: takes the first path that serves both directions, general management and data.
+    /// As `ucma_set_ib_path`: takes the first path with [`PATH_FLAGS`].
     fn set_ib_path(&mut self, number: u32, value: &[u8]) -> Result<()> {
-        const FLAGS: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
         let mut paths = value.chunks_exact(size_of::<ib_path_rec_data>());
-        let path = paths.find(|path| path[..4] == FLAGS.to_ne_bytes());
+        let path = paths.find(|path| path[..4] == PATH_FLAGS.to_ne_bytes());
         let record =
             path.filter(|_| paths.remainder().is_empty()).and_then(|path| path.last_chunk());
         let id = self.ids.get(&number).ok_or(Errno::NOENT)?;
@@ -464,16 +466,13 @@ impl Manager {
         const RTS: u32 = 3;
         let asked: rdma_ucm_init_qp_attr = request.read()?;
         let id = self.id(file, asked.id)?;
-        if id.device.is_none() {
-            return Err(Errno::INVAL);
-        }
-        let path = match (id.path, Manager::gids_of(id)) {
-            (Some(path), _) => Some(path),
-            (None, Some((from, to))) => ports.path(&from, &to, id.tos),
-            _ => None,
-        };
+        let device = id.device.ok_or(Errno::INVAL)?;
+        let path = id.path.or_else(|| {
+            let (from, to) = Manager::gids_of(id)?;
+            ports.path(&from, &to, id.tos)
+        });
         let mut attr = ib_uverbs_qp_attr { qp_state: asked.qp_state, ..Default::default() };
-        if let (Some(device), Some(path)) = (id.device, path) {
+        if let Some(path) = path {
             attr.pkey_index = ports.pkey_index(device, path.pkey()).ok_or(Errno::INVAL)?;
         }
         let mut mask = Mask::IB_QP_STATE;
@@ -548,15 +547,14 @@ impl Manager {
         let id = self.id(file, asked.id)?;
         if asked.option == RDMA_USER_CM_QUERY_PATH {
             let header = rdma_ucm_query_path_resp {
-                num_paths: id.path.iter().count() as u32,
+                num_paths: id.path.is_some().into(),
                 ..Default::default()
             };
             let mut response = header.as_bytes().to_vec();
-            let flags: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
             // As `ucma_query_path`, which leaves the last place empty.
             let room = request.room.saturating_sub(response.len());
             if let Some(Path(record)) = id.path.filter(|_| room > size_of::<ib_path_rec_data>()) {
-                response.extend(flags.to_ne_bytes());
+                response.extend(PATH_FLAGS.to_ne_bytes());
                 response.extend([0; 4]);
                 response.extend(record);
             }

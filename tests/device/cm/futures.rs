@@ -228,12 +228,12 @@ impl Worker {
     }
 
     fn buffer(&self, text: &[u8]) -> Verdict<Buffer> {
-        self.pool.copy(text).map_err(|error| Stop::fail(error.to_string()))
+        Ok(self.pool.copy(text)?)
     }
 
     /// A buffer for a receive.
     fn room(&self) -> Verdict<Buffer> {
-        self.pool.take().map_err(|error| Stop::fail(error.to_string()))
+        Ok(self.pool.take()?)
     }
 
     fn listen_for_datagrams(&self) -> Verdict<(AsyncListener, SocketAddr)> {
