@@ -336,15 +336,20 @@ impl Workspace {
 
     /// The programs for a guest, with their names in it.
     pub(crate) fn programs(&self, profile: Profile) -> Result<Vec<(String, PathBuf)>> {
-        let mut programs = Vec::new();
-        if self.has("uverbs-cli", "bin", "uverbs") {
-            programs.push(("uverbs".into(), self.static_program("uverbs-cli", "uverbs", profile)?));
-        }
+        let mut programs: Vec<_> = self.command_line(profile)?.into_iter().collect();
         if self.has("uverbs", "test", "device") {
             let test = self.static_test("uverbs", "device", profile)?;
             programs.push(("uverbs-device-tests".into(), test));
         }
         Ok(programs)
+    }
+
+    /// The command line for a guest, with its name in it, if the workspace has one.
+    pub(crate) fn command_line(&self, profile: Profile) -> Result<Option<(String, PathBuf)>> {
+        if !self.has("uverbs-cli", "bin", "uverbs") {
+            return Ok(None);
+        }
+        Ok(Some(("uverbs".into(), self.static_program("uverbs-cli", "uverbs", profile)?)))
     }
 
     /// Builds a static program of a package.

@@ -269,10 +269,11 @@ fn not_called(declarations: &[(String, &str)], shown: &Shown) -> BTreeSet<String
         let of_types = owners.get(f.name).map_or(0, BTreeSet::len);
         of_types > 1 || of_types == 1 && COMMON.contains(&f.name)
     };
-    let (ambiguous, plain): (Vec<_>, Vec<_>) = all.iter().partition(|f| is_ambiguous(f));
-    let missing = ambiguous.iter().filter(|f| !shown.has(f, Some(&plain)));
-    let missing = missing.chain(plain.iter().filter(|f| !shown.has(f, None)));
-    missing.filter(|f| !is_plain(f)).map(|f| format!("{}::{}", f.owner, f.name)).collect()
+    let unambiguous: Vec<_> = all.iter().filter(|f| !is_ambiguous(f)).collect();
+    let asked = all.iter().filter(|f| !is_plain(f));
+    let missing =
+        asked.filter(|f| !shown.has(f, is_ambiguous(f).then_some(unambiguous.as_slice())));
+    missing.map(|f| format!("{}::{}", f.owner, f.name)).collect()
 }
 
 #[test]

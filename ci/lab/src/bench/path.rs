@@ -70,7 +70,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
             let failures = rounds::failures(&found);
             table.notes.extend(failures.iter().map(|failure| format!("{setting}, {failure}")));
             for (name, operation) in &operations {
-                table.rows.extend(row(name, *operation, ringing, &setting, &found));
+                table.rows.extend(row(name, *operation, ringing, &setting, sharing, &found));
             }
         }
         vm.power_off()?;
@@ -88,6 +88,7 @@ fn row(
     operation: Operation,
     ringing: Ringing,
     setting: &str,
+    sharing: &str,
     [ours, theirs]: &[Found; 2],
 ) -> Option<TableRow> {
     // Only operations that write to the register differ.
@@ -104,7 +105,7 @@ fn row(
     let ours = best(ours).map(|(value, _)| value);
     let setting = match rings {
         true => setting.to_owned(),
-        false => setting.replace("doorbell", "doorbell or BlueFlame"),
+        false => format!("doorbell or BlueFlame{sharing}"),
     };
     Some(TableRow::new(name, &setting, ours, best(theirs), TableTarget::default()))
 }

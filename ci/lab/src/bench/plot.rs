@@ -73,7 +73,9 @@ struct Series {
 type Setting = (String, Vec<(String, f64)>);
 
 /// The beginning of each plot.
-const HEAD: &str = "<svg width=\"840\" ";
+fn head() -> String {
+    format!("<svg width=\"{WIDTH}\" ")
+}
 
 /// Fails if a file that is no plot would be lost at a path.
 pub(super) fn check_place(path: &Path) -> Result<()> {
@@ -81,7 +83,7 @@ pub(super) fn check_place(path: &Path) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         read => read.with_context(|| format!("--plots: {}", path.display()))?,
     };
-    if !bytes.is_empty() && !bytes.starts_with(HEAD.as_bytes()) {
+    if !bytes.is_empty() && !bytes.starts_with(head().as_bytes()) {
         bail!(
             "--plots: {} is no plot, and stays: move it, or name another directory",
             path.display()

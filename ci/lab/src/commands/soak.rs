@@ -14,8 +14,7 @@ use crate::output::outln;
 use crate::packages::fetch::Needs;
 use crate::packages::kernel::KernelName;
 use crate::run::jobs;
-use crate::run::outcome;
-use crate::run::outcome::TestOutcome;
+use crate::run::outcome::{Report, TestOutcome};
 use crate::run::stages;
 use crate::run::subprocess;
 use crate::run::summary::{Section, Summary};
@@ -121,7 +120,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "miri-fabric",
-        shows: "of these, the library against the emulated device and its kernel in the process",
+        shows: "the library against the emulated device and its kernel in the process, under Miri",
         run: |workspace, _| miri::fabric(workspace),
     },
     Part {
@@ -356,7 +355,7 @@ fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Section>
 fn planted() -> Result<Vec<Section>> {
     let (text, enough) = measure::defects("")?;
     let outcome = if enough { TestOutcome::Passed } else { TestOutcome::Failed(text.clone()) };
-    let report = outcome::Report { name: "quick::catches_planted_defects".into(), outcome };
+    let report = Report { name: "quick::catches_planted_defects".into(), outcome };
     Ok(vec![Section { name: "quick".into(), reports: vec![report], note: text }])
 }
 
@@ -441,7 +440,6 @@ fn today() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::outcome::Report;
 
     fn row(result: &str) -> SoakRow {
         SoakRow {

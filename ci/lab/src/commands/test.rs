@@ -16,7 +16,7 @@ use crate::run::junit;
 use crate::run::stages;
 use crate::run::summary::{Section, Summary};
 use crate::suites::capability::RunOptions;
-use crate::suites::cases::{self};
+use crate::suites::cases;
 use crate::suites::examples;
 use crate::suites::setup::{
     LazySetup, SETUP, SetupRequest, examples_on, group_on, guest, reports_of, section_of, suites_on,

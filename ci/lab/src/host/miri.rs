@@ -18,16 +18,13 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(90 * 60);
 /// Lines of Miri's message that are shown.
 const SHOWN: usize = 40;
-/// The runs: a name, and Cargo's arguments. The tests of the fabric run the library against the emulated device, with
-/// the kernel in the process.
-const TARGETS: [Target; 3] = [
-    ("uverbs-uapi", &["--package", "uverbs-uapi", "--lib"]),
-    ("uverbs", &["--package", "uverbs", "--lib", "--features", "tokio"]),
-    FABRIC,
-];
+const ABI: Target = ("uverbs-uapi", &["--package", "uverbs-uapi", "--lib"]);
+const LIBRARY: Target = ("uverbs", &["--package", "uverbs", "--lib", "--features", "tokio"]);
+/// The library against the emulated device, with the kernel in the process.
 const FABRIC: Target =
     ("fabric", &["--package", "uverbs", "--test", "fabric", "--features", "sim"]);
 
+/// A run: its name, and Cargo's arguments.
 type Target = (&'static str, &'static [&'static str]);
 
 /// The model of aliasing that Miri checks.
@@ -80,17 +77,17 @@ pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
     if let Some(missing) = missing(toolchain) {
         bail!("nothing ran under Miri: {missing}");
     }
-    let summary = Summary { sections: run(&workspace, &TARGETS, arguments)? };
+    let summary = Summary { sections: run(&workspace, &[ABI, LIBRARY, FABRIC], arguments)? };
     outln!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs everything under Miri. Without Miri the one report is a skip that names the missing part.
+/// Runs the unit tests under Miri. Without Miri the one report is a skip that names the missing part.
 pub(crate) fn sections(workspace: &Workspace) -> Result<Vec<Section>> {
-    sections_of(workspace, &TARGETS)
+    sections_of(workspace, &[ABI, LIBRARY])
 }
 
-/// As [`sections`], for the tests of the fabric alone.
+/// As [`sections`], for the tests of the fabric.
 pub(crate) fn fabric(workspace: &Workspace) -> Result<Vec<Section>> {
     sections_of(workspace, &[FABRIC])
 }

@@ -1,6 +1,7 @@
 //! The programs of `tests/seeds`: with 10,000 seeds, and with mistakes planted in the library. Some
 //! seeds have to find each mistake, and not all: a mistake that every seed finds needs no seeds.
 
+use crate::host::cargo_test;
 use crate::run::jobs::say;
 use crate::run::outcome::{Report, TestOutcome};
 use crate::run::subprocess;
@@ -76,10 +77,10 @@ pub(crate) fn soak(workspace: &Workspace) -> Result<Section> {
     let program = build(workspace)?;
     let mut command = Command::new(program);
     command.current_dir(workspace.root()).env("UVERBS_SIM_SEEDS", SEEDS.to_string());
-    command.args(crate::host::cargo_test::libtest_arguments());
+    command.args(cargo_test::libtest_arguments());
     let start = Instant::now();
     let run = subprocess::run(command, SOAKING)?;
-    let reports = crate::host::cargo_test::judge("seeds", &run, true);
+    let reports = cargo_test::judge("seeds", &run, true);
     let note = format!("{SEEDS} seeds in {} s", start.elapsed().as_secs());
     Ok(Section { name: "seeds".into(), reports, note })
 }

@@ -232,9 +232,7 @@ pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Re
             deb::unpack(file, unit, toolchain::wanted)?;
             fs::remove_file(file)?;
         }
-        let mut words = toolchain::from_unit(unit, "rustc");
-        words.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
-        runs(&words).context("the fetched compiler")?;
+        runs(&toolchain::compiler(unit, "rustc")).context("the fetched compiler")?;
         let mut sources: Vec<String> = packages.iter().map(DebPackage::to_string).collect();
         sources.push(format!("{standard} ({})", arch.debian()));
         Ok(sources)

@@ -2,14 +2,14 @@
 //!
 //! The packages were split differently in 6.19, so files are recognised by their paths.
 
+pub(crate) mod module;
+pub(crate) mod release;
+
 use crate::arch::Arch;
 use crate::packages::apt::{self, Apt, DebPackage, DebSuite};
 use crate::packages::cache::{Cache, Filling};
 use crate::packages::deb;
 use crate::packages::kernel::release::Series;
-pub(crate) mod module;
-pub(crate) mod release;
-
 use anyhow::{Context, Error, Result, bail};
 use lab_guest::order::Module;
 use std::collections::{BTreeMap, BTreeSet};

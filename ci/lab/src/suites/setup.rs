@@ -85,10 +85,7 @@ impl SetupRequest {
                 suites.push(suite::build_unit(workspace)?);
             }
             programs.extend(suites.iter().map(|suite| (suite.program(), suite.binary.clone())));
-            if workspace.has("uverbs-cli", "bin", "uverbs") {
-                let uverbs = workspace.static_program("uverbs-cli", "uverbs", Profile::Checked)?;
-                programs.push(("uverbs".into(), uverbs));
-            }
+            programs.extend(workspace.command_line(Profile::Checked)?);
         }
         if self.examples {
             let _stage = stages::stage("build: examples");

@@ -1,7 +1,6 @@
 //! The layers of the emulated ConnectX.
 
-use super::source::Source;
-use super::{Layer, breaches, missing, workspace};
+use super::{Layer, assert_entries, assert_layers, workspace};
 use std::path::PathBuf;
 
 /// From the bottom to the top; `connectx/README.md` says what each is for.
@@ -51,14 +50,10 @@ fn root() -> PathBuf {
 
 #[test]
 fn a_file_imports_only_from_its_layer_and_below() {
-    let source = Source::read(&root()).unwrap();
-    assert!(source.files().count() > 60, "this is not the source of connectx");
-    let found = breaches(CONNECTX, &source);
-    assert!(found.is_empty(), "{} imports break the layers:\n{}", found.len(), found.join("\n"));
+    assert_layers(CONNECTX, &root(), 60);
 }
 
 #[test]
 fn every_entry_is_a_file_or_a_folder() {
-    let missing = missing(CONNECTX, &root());
-    assert!(missing.is_empty(), "{missing:?}");
+    assert_entries(CONNECTX, &root());
 }

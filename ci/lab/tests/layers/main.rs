@@ -140,6 +140,20 @@ fn missing(layers: &[Layer], root: &Path) -> Vec<&'static str> {
     entries.filter(|entry| !root.join(entry).with_extension("rs").exists()).collect()
 }
 
+/// Fails unless the source below `root` has more than `least` files, and each imports only from its layer and below.
+fn assert_layers(layers: &[Layer], root: &Path, least: usize) {
+    let source = Source::read(root).unwrap();
+    assert!(source.files().count() > least, "{} is not the whole source", root.display());
+    let found = breaches(layers, &source);
+    assert!(found.is_empty(), "{} imports break the layers:\n{}", found.len(), found.join("\n"));
+}
+
+/// Fails unless every entry is a module below `root`.
+fn assert_entries(layers: &[Layer], root: &Path) {
+    let missing = missing(layers, root);
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 #[test]
 fn no_module_is_in_a_file_named_mod() {
     let found = named_mod(&workspace()).unwrap();
@@ -148,16 +162,12 @@ fn no_module_is_in_a_file_named_mod() {
 
 #[test]
 fn a_file_of_the_library_imports_only_from_its_layer_and_below() {
-    let source = Source::read(&workspace().join("src")).unwrap();
-    assert!(source.files().count() > 100, "this is not the library's source");
-    let found = breaches(UVERBS, &source);
-    assert!(found.is_empty(), "{} imports break the layers:\n{}", found.len(), found.join("\n"));
+    assert_layers(UVERBS, &workspace().join("src"), 100);
 }
 
 #[test]
 fn every_entry_of_the_layers_is_a_module() {
-    let missing = missing(UVERBS, &workspace().join("src"));
-    assert!(missing.is_empty(), "{missing:?}");
+    assert_entries(UVERBS, &workspace().join("src"));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The layers of the RoCE transport.
 
-use super::source::Source;
-use super::{Layer, breaches, missing, workspace};
+use super::{Layer, assert_entries, assert_layers, workspace};
 use std::path::PathBuf;
 
 /// From the bottom to the top; `docs/TRANSPORT.md` says what each file is for.
@@ -20,14 +19,10 @@ fn root() -> PathBuf {
 
 #[test]
 fn a_file_of_the_transport_imports_only_from_its_layer_and_below() {
-    let source = Source::read(&root()).unwrap();
-    assert!(source.files().count() > 10, "this is not the source of the transport");
-    let found = breaches(ROCE, &source);
-    assert!(found.is_empty(), "{} imports break the layers:\n{}", found.len(), found.join("\n"));
+    assert_layers(ROCE, &root(), 10);
 }
 
 #[test]
 fn every_layer_of_the_transport_is_a_file() {
-    let missing = missing(ROCE, &root());
-    assert!(missing.is_empty(), "{missing:?}");
+    assert_entries(ROCE, &root());
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
 use uverbs::sim::{Fabric, Mode, TokioClock};
 use uverbs::{
-    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify, QpType,
-    QueuePair, RecvWr, SendWr,
+    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify,
+    QpControl, QpType, QueuePair, RecvWr, SendWr,
 };
 
 /// The result that any thread of the program may return.
@@ -89,6 +89,15 @@ fn timed(rounds: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<Run> {
     Ok(Run { nanoseconds: each(took.as_nanos() as f64), allocations: each(asked as f64) })
 }
 
+/// Connects two queue pairs of one fabric.
+fn connect(one: &QpControl, other: &QpControl) -> Result<()> {
+    let endpoint = |qp: &QpControl| qp.endpoint(&qp.context().query_gid(1, 3)?);
+    let (at_one, at_other) = (endpoint(one)?, endpoint(other)?);
+    one.handshake(&at_other, &Handshake::new())?;
+    other.handshake(&at_one, &Handshake::new())?;
+    Ok(())
+}
+
 /// A queue pair with all that it needs. Fields are dropped in this order.
 struct Side {
     qp: QueuePair,
@@ -117,12 +126,7 @@ impl Side {
     /// Two sides that are connected.
     fn couple(fabric: &Fabric) -> Result<(Side, Side)> {
         let (a, b) = (Side::new(fabric, 0)?, Side::new(fabric, 1)?);
-        let (at_a, at_b) = (
-            a.qp.endpoint(&a.qp.context().query_gid(1, 3)?)?,
-            b.qp.endpoint(&b.qp.context().query_gid(1, 3)?)?,
-        );
-        a.qp.handshake(&at_b, &Handshake::new())?;
-        b.qp.handshake(&at_a, &Handshake::new())?;
+        connect(&a.qp, &b.qp)?;
         Ok((a, b))
     }
 
@@ -273,12 +277,7 @@ fn tasks(mode: Mode) -> Result<Run> {
             Ok((cq.adopt(qp)?, pool, driver))
         };
         let (one, other) = (side(0)?, side(1)?);
-        let (at_one, at_other) = (
-            one.0.endpoint(&one.0.context().query_gid(1, 3)?)?,
-            other.0.endpoint(&other.0.context().query_gid(1, 3)?)?,
-        );
-        one.0.handshake(&at_other, &Handshake::new())?;
-        other.0.handshake(&at_one, &Handshake::new())?;
+        connect(&one.0, &other.0)?;
         Result::Ok((one, other))
     })?;
     let (a, a_pool, _a_driver) = one;
