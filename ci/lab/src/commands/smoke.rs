@@ -1,5 +1,5 @@
 //! The part of a full run on emulated aarch64: the smoke tests of `cargo ci quick` with pages of 16 KiB, on both
-//! devices. The soak runs the whole suite there.
+//! devices and on those in the process. The soak runs the whole suite there.
 
 use crate::arch::Arch;
 use crate::commands::quick;
@@ -32,7 +32,8 @@ pub(crate) fn section(scope: &TestScope<'_>, console: bool, logs: &Path) -> Resu
     let session = Session::open(&needs, console)?;
     let stage = stages::stage(needs.arch.stage("build: device suite"));
     // Optimising takes longer than the tests do without.
-    let suites = [suite::device(&session.workspace, Profile::Quick)?];
+    let suite = suite::device(&session.workspace, Profile::Quick)?;
+    let suites: Vec<_> = suite.on_fabric().into_iter().chain([suite]).collect();
     drop(stage);
     let (own, choice) = (logs.join(GROUP), quick::smoke());
     fs::create_dir_all(&own)?;

@@ -82,6 +82,8 @@ impl SetupRequest {
             let _stage = stages::stage("build: device suites");
             suites = suite::build(workspace, &self.suites)?;
             if !workspace.arch().is_host() && self.suites.contains(&DeviceName::Rxe) {
+                let on_fabric: Vec<_> = suites.iter().filter_map(Suite::on_fabric).collect();
+                suites.extend(on_fabric);
                 suites.push(suite::build_unit(workspace)?);
             }
             programs.extend(suites.iter().map(|suite| (suite.program(), suite.binary.clone())));

@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 /// The suite whose tests can be chosen one by one.
 const CHOSEN: &str = "device";
 
+/// The same tests on the devices in the process.
+const FABRIC: &str = "fabric";
+
 /// The suite of the library's unit tests, whose harness is the standard library's.
 const UNIT: &str = "unit";
 
@@ -76,6 +79,20 @@ impl Suite {
     /// Whether it runs on a device.
     pub(crate) fn is_for(&self, device: DeviceName) -> bool {
         self.devices.contains(&device)
+    }
+
+    /// The tests of a device on those in the process. They need no device, so that soft-RoCE's guest has them.
+    pub(crate) fn on_fabric(&self) -> Option<Suite> {
+        (self.name == CHOSEN).then(|| Suite {
+            name: FABRIC,
+            devices: &[DeviceName::Rxe],
+            ..self.clone()
+        })
+    }
+
+    /// Whether its tests can be chosen one by one.
+    fn has_choice(&self) -> bool {
+        [CHOSEN, FABRIC].contains(&self.name)
     }
 
     /// Name of its binary in the guest.
@@ -237,7 +254,7 @@ pub(crate) fn run(
         bail!("{} --list failed: {errors}", suite.program());
     }
     let mut plan = Passes::of(&outcome::listed(&names), scope.filter)?;
-    if let Some(choice) = scope.choice.filter(|_| suite.name == CHOSEN) {
+    if let Some(choice) = scope.choice.filter(|_| suite.has_choice()) {
         plan.user.retain(|name| choice.has(name));
         plan.root.retain(|name| choice.has(name));
     }
@@ -309,8 +326,10 @@ fn order(
         DeviceName::Rxe => ("rxe0", "rxe1"),
         DeviceName::Mlx5 => ("mlx5_0", "mlx5_1"),
     };
-    environment.push(("UVERBS_TEST_DEVICE".into(), device.into()));
-    environment.push(("UVERBS_TEST_SECOND_DEVICE".into(), second.into()));
+    if suite.name != FABRIC {
+        environment.push(("UVERBS_TEST_DEVICE".into(), device.into()));
+        environment.push(("UVERBS_TEST_SECOND_DEVICE".into(), second.into()));
+    }
     Order { command, environment, root, ..Order::default() }
 }
 
@@ -343,7 +362,7 @@ fn pass(
 ) -> Result<Vec<Report>> {
     let mut order = order(suite, scope, arguments, root, guest);
     order.command.extend(["--test-threads".into(), "1".into()]);
-    if scope.choice.is_some() && suite.name == CHOSEN {
+    if scope.choice.is_some() && suite.has_choice() {
         order.environment.push(("UVERBS_TEST_NAMES".into(), names.join(",")));
     }
     // Results go to the former standard output; output of the tests joins standard error. The standard
@@ -370,8 +389,8 @@ fn pass(
     let reports = judge(&results, &noise, names, &how)
         .into_iter()
         .map(|report| match suite.name {
-            // A unit test that skips does so on every machine.
-            UNIT => report,
+            // A unit test that skips does so on every machine, and the suite judges its skips on the fabric.
+            UNIT | FABRIC => report,
             _ => {
                 object(report, |reason| capability::objection(reason, guest.running, scope.options))
             }
