@@ -494,7 +494,8 @@ impl UcmaFile for CmScript {
     }
 }
 
-/// The attributes that the kernel returns on RoCE for a type of queue pair.
+/// The attributes that the kernel returns on RoCE for a change to a state: of UD queue pairs the same for each
+/// (`cma_ib_init_qp_attr`), of others those that the change needs (`ib_cm_init_qp_attr`).
 fn qp_attr(state: u32, qp_type: QpType) -> ib_uverbs_qp_attr {
     let mut attr = ib_uverbs_qp_attr::new_zeroed();
     attr.qp_state = state;
@@ -508,7 +509,7 @@ fn qp_attr(state: u32, qp_type: QpType) -> ib_uverbs_qp_attr {
     attr.max_dest_rd_atomic = 1;
     attr.qkey = 0x0123_4567;
     let mask = match state {
-        1 if qp_type == QpType::UD => Mask::IB_QP_QKEY | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
+        _ if qp_type == QpType::UD => Mask::IB_QP_QKEY | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         1 => Mask::IB_QP_ACCESS_FLAGS | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         2 => {
             let all =

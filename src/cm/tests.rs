@@ -791,7 +791,7 @@ fn request_offers_the_options_of_the_device_and_the_answer_goes_to_it() {
         stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, answer);
         let connection = connecting.wait(NOW).unwrap().done().unwrap();
         assert_eq!(connection.ece(), from_raw_ece(answer));
-        assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, told);
+        assert_eq!(stage.bench.script.ece_told(), told);
         assert_eq!(stage.qp.query_ece().unwrap(), Ece { options: taken, ..OFFERED });
     }
     let stage = mlx5_stage();
@@ -820,7 +820,7 @@ fn accept_takes_the_requested_options_that_the_device_has() {
         let request = listener.next_request(NOW).unwrap().unwrap();
         let _accepting = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
         assert_eq!(answer(&stage), from_raw_ece(answered));
-        assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, told);
+        assert_eq!(stage.bench.script.ece_told(), told);
         let taken = if told == 0 { 0 } else { answered.attr_mod };
         assert_eq!(stage.qp.query_ece().unwrap(), Ece { options: taken, ..OFFERED });
     }
@@ -833,7 +833,7 @@ fn accept_takes_the_requested_options_that_the_device_has() {
     let param = ConnectParam::new().ece(Ece { options: 0x1000_0001, ..OFFERED });
     let _accepting = request.accept(&stage.qp, &param).unwrap();
     assert_eq!(answer(&stage), from_raw_ece(raw_ece(0x15b3, 0x1000_0001)));
-    assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, 0x1000_0001);
+    assert_eq!(stage.bench.script.ece_told(), 0x1000_0001);
 }
 
 /// Two handshakes of one queue pair, or a handshake and the program: one asks for other options while the other is
@@ -850,7 +850,7 @@ fn options_of_a_handshake_go_with_its_own_change_to_rtr() {
         other.set_ece(Ece { options: 4, ..OFFERED }).unwrap();
     });
     let _connection = connecting.wait(NOW).unwrap().done().unwrap();
-    assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, 0x1000_0003);
+    assert_eq!(stage.bench.script.ece_told(), 0x1000_0003);
     assert_eq!(stage.qp.query_ece().unwrap(), Ece { options: 0x1000_0003, ..OFFERED });
 }
 

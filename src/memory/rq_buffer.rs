@@ -95,8 +95,8 @@ impl<const LEAST: usize> RqSlot<'_, LEAST> {
         record_step(RecordedStep::Request);
         // SAFETY: a WQE has as many segments.
         let place = unsafe { self.base.add(N) };
-        // SAFETY: inside and aligned. Only the poster writes here, and the device does not read the WQE before
-        // the doorbell.
+        // SAFETY: inside and aligned. A batch borrows its queue alone, so that no other thread writes here, and
+        // pollers read only entries. The device reads the WQE only after the doorbell record counts it.
         unsafe { place.write(value) };
     }
 

@@ -14,14 +14,16 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 /// The wiped page, null before first use. No lock guards it: one that another thread held at the
 /// moment of a fork would never be released in the child.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-/// Ordinary memory: the child inherits the value, so epochs never repeat along a line of descent.
+/// The next number. In memory that a child inherits, so that neither it nor its own children get one of an ancestor's.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// The process in which an object was made.
+/// The process in which an object was made, as the number that the wiped page has there. The page of a child reads 0
+/// until the child asks for its own number. An object keeps the epoch in which it was made, and its calls compare.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epoch {
-    word: &'static AtomicU32,
-    value: u32,
+    /// The number in the wiped page.
+    current: &'static AtomicU32,
+    made_in: u32,
 }
 
 impl Epoch {
@@ -38,7 +40,7 @@ impl Epoch {
                 Err(raced) => raced,
             };
         }
-        Ok(Epoch { word, value })
+        Ok(Epoch { current: word, made_in: value })
     }
 
     /// As [`current`](Self::current), with the error of a verb.
@@ -52,7 +54,7 @@ impl Epoch {
     /// Whether the caller runs in a child of the process that this epoch names.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
-        self.word.load(Ordering::Relaxed) != self.value
+        self.current.load(Ordering::Relaxed) != self.made_in
     }
 }
 
@@ -193,14 +195,14 @@ mod tests {
     fn one_process_has_one_epoch() {
         let first = Epoch::current().unwrap();
         let second = Epoch::current().unwrap();
-        assert_eq!(first.value, second.value);
+        assert_eq!(first.made_in, second.made_in);
         assert!(!first.is_over());
     }
 
     #[test]
     fn an_epoch_of_another_process_is_over() {
         let here = Epoch::current().unwrap();
-        let elsewhere = Epoch { word: here.word, value: here.value.wrapping_add(1) };
+        let elsewhere = Epoch { made_in: here.made_in.wrapping_add(1), ..here };
         assert!(elsewhere.is_over());
     }
 

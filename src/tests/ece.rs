@@ -27,10 +27,6 @@ fn to(state: QpState) -> QpAttr {
     QpAttr::new().state(state)
 }
 
-fn told(bench: &Bench, qp: &QueuePair) -> u32 {
-    bench.script.object(qp.handle()).ece
-}
-
 fn with(options: u32) -> Ece {
     Ece { options, ..OFFERED }
 }
@@ -43,20 +39,23 @@ fn device_takes_the_options_that_it_has_with_the_next_change() {
     qp.modify(&init()).unwrap();
     assert_eq!(bench.script.log().last(), Some(&Op::MODIFY_QP), "nothing is to be told");
     qp.set_ece(with(0x1000_000a)).unwrap();
-    assert_eq!((told(&bench, &qp), qp.query_ece().unwrap()), (0, with(0)));
+    assert_eq!((bench.script.ece_told(), qp.query_ece().unwrap()), (0, with(0)));
     qp.modify(&to(QpState::RTR)).unwrap();
-    assert_eq!((told(&bench, &qp), qp.query_ece().unwrap()), (0x1000_000a, with(0x1000_0002)));
+    assert_eq!(
+        (bench.script.ece_told(), qp.query_ece().unwrap()),
+        (0x1000_000a, with(0x1000_0002))
+    );
     qp.modify(&to(QpState::RTS).sq_psn(Psn(0))).unwrap();
     assert_eq!(bench.script.log().last(), Some(&Op::MODIFY_QP), "it was told once");
     assert_eq!(qp.query_ece().unwrap(), with(0x1000_0002));
     // A change that ends the connection carries no options, and a reset drops them.
     qp.set_ece(with(1)).unwrap();
     qp.modify(&to(QpState::ERR)).unwrap();
-    assert_eq!(told(&bench, &qp), 0x1000_000a);
+    assert_eq!(bench.script.ece_told(), 0x1000_000a);
     qp.reset(&mut [&mut bench.cq]).unwrap();
     assert_eq!(qp.query_ece().unwrap(), OFFERED);
     qp.modify(&init()).unwrap();
-    assert_eq!(told(&bench, &qp), 0x1000_000a);
+    assert_eq!(bench.script.ece_told(), 0x1000_000a);
 }
 
 #[test]
@@ -66,7 +65,7 @@ fn options_of_0_are_not_sent_to_the_device() {
     qp.set_ece(with(3)).unwrap();
     qp.set_ece(with(0)).unwrap();
     qp.modify(&init()).unwrap();
-    assert_eq!((told(&bench, &qp), qp.query_ece().unwrap()), (0, with(0)));
+    assert_eq!((bench.script.ece_told(), qp.query_ece().unwrap()), (0, with(0)));
 }
 
 #[test]
@@ -79,7 +78,10 @@ fn refused_change_leaves_the_options_for_the_next_one() {
     bench.script.allow(Op::EX_MODIFY_QP);
     assert_eq!(qp.query_ece().unwrap(), with(0));
     qp.modify(&init()).unwrap();
-    assert_eq!((told(&bench, &qp), qp.query_ece().unwrap()), (0x1000_0003, with(0x1000_0003)));
+    assert_eq!(
+        (bench.script.ece_told(), qp.query_ece().unwrap()),
+        (0x1000_0003, with(0x1000_0003))
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::uverbs::scripted::Script;
 use crate::{Errno, Lkey, Notify, PostError, QpType, QueuePair, Remote, Rkey, SendWr, Sge};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use uverbs_uapi::mlx5::abi::mlx5_ib_create_qp;
 
 /// The queue's creation decides whether it takes SGEs at all.
 #[test]
@@ -88,7 +89,7 @@ fn one_request_goes_by_blueflame_and_a_batch_by_doorbell_from_either_kind_of_que
 /// The fence of each WQE in a queue's memory: two WQEBBs for a key change and one for a send.
 fn fences(script: &Script, handle: u32) -> Vec<(u8, u8)> {
     let mut memory = [0; 16 * 64];
-    let start = script.object(handle).start;
+    let start = script.told::<mlx5_ib_create_qp>(handle).buf_addr;
     File::open("/proc/self/mem").unwrap().read_exact_at(&mut memory, start).unwrap();
     let control = |block: &[u8]| (block[3], block[11] & 0xe0);
     // Only WQEBBs that begin with an opcode of this test.

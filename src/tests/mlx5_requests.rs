@@ -3,9 +3,12 @@
 use super::mlx5::Bench;
 use crate::uverbs::scripted::Op;
 use crate::{QpType, ResourceType};
+use uverbs_uapi::cq::ib_uverbs_resize_cq;
+use uverbs_uapi::device::UVERBS_ATTR_CORE_IN;
 use uverbs_uapi::mlx5::abi::{
     mlx5_ib_create_cq, mlx5_ib_create_qp, mlx5_ib_resize_cq, mlx5_qp_flags,
 };
+use uverbs_uapi::srq::UVERBS_ATTR_CREATE_SRQ_MAX_WR;
 
 /// The driver's part of the last creation of a queue pair.
 fn asked_qp(bench: &Bench) -> mlx5_ib_create_qp {
@@ -130,7 +133,8 @@ fn the_driver_gets_the_cqe_size_at_creation_and_at_a_resize() {
         let [(address, bytes)] = bench.buffers(ResourceType::MLX5_CQ)[..] else { panic!("freed") };
         assert_eq!((u32::from(asked.cqe_size), asked.buf_addr), (size, address));
         assert!(bytes >= (cq.capacity() + 1) as usize * size as usize);
-        let told = bench.script.object(cq.handle()).max_wr;
+        let resized = bench.script.attribute(Op::RESIZE_CQ, UVERBS_ATTR_CORE_IN);
+        let told = resized.map(|request: ib_uverbs_resize_cq| request.cqe).unwrap();
         assert!((1000..1024).contains(&told) && told == cq.capacity(), "{told}");
     }
 }
@@ -139,8 +143,9 @@ fn the_driver_gets_the_cqe_size_at_creation_and_at_a_resize() {
 fn a_shared_receive_queue_reports_one_receive_fewer_than_its_memory_holds() {
     let bench = Bench::new();
     for asked in [1, 2, 10, 63, 64, 1000] {
-        let srq = bench.domain.srq_builder(asked).build().unwrap();
-        let told = bench.script.object(srq.handle()).max_wr;
+        let _srq = bench.domain.srq_builder(asked).build().unwrap();
+        let told: u32 =
+            bench.script.attribute(Op::CREATE_SRQ, UVERBS_ATTR_CREATE_SRQ_MAX_WR).unwrap();
         let [(_, bytes)] = bench.buffers(ResourceType::MLX5_SRQ)[..] else { panic!("one buffer") };
         // The driver rounds it up to a power of two, with one entry that stays free.
         let entries = told + 1;

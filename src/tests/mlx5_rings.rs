@@ -7,6 +7,7 @@ use crate::{
     CompletionQueue, Context, Errno, PostError, ProtectionDomain, QpType, QueuePair, RecvWr,
     Remote, Rkey, SendWr, Wc,
 };
+use uverbs_uapi::mlx5::abi::mlx5_ib_create_qp;
 
 struct Bench {
     script: Script,
@@ -34,7 +35,7 @@ impl Bench {
 
     /// The number by which completions name a queue pair.
     fn index(&self, qp: &QueuePair) -> u32 {
-        self.script.object(qp.handle()).uidx
+        self.script.told::<mlx5_ib_create_qp>(qp.handle()).uidx
     }
 
     /// The number of completions that a poll finds.

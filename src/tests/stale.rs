@@ -10,6 +10,7 @@ use crate::{
 };
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use uverbs_uapi::mlx5::abi::mlx5_ib_create_qp;
 use uverbs_uapi::mlx5::wqe::MLX5_SND_DBR;
 
 const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
@@ -57,7 +58,8 @@ impl Bench {
 
     /// WQEBBs written, by the producer index that the device reads.
     fn posted(&self, qp: &OwnedQueuePair<u32>) -> u32 {
-        let record = self.script.object(qp.handle()).iova + 4 * MLX5_SND_DBR as u64;
+        let record =
+            self.script.told::<mlx5_ib_create_qp>(qp.handle()).db_addr + 4 * MLX5_SND_DBR as u64;
         let mut word = [0; 4];
         File::open("/proc/self/mem").unwrap().read_exact_at(&mut word, record).unwrap();
         u32::from_be_bytes(word)

@@ -8,6 +8,7 @@ use crate::{Access, Context, Errno, QpAttr, QpState, Qpn};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
+use uverbs_uapi::mlx5::abi::{mlx5_ib_create_qp, mlx5_ib_create_srq};
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::object::{UVERBS_OBJECT_QP, UVERBS_OBJECT_XRCD};
 use uverbs_uapi::srq::UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM;
@@ -154,8 +155,8 @@ fn a_shared_receive_queue_of_an_xrc_domain_has_a_user_index() {
     let domain = bench.context.xrcd_builder().build().unwrap();
     let make = || bench.pd.srq_builder(4).xrc(&domain, &bench.cq).build().unwrap();
     let (one, other, ordinary) = (make(), make(), bench.pd.srq_builder(4).build().unwrap());
-    let [first, second, none] =
-        [&one, &other, &ordinary].map(|srq| bench.script.object(srq.handle()).uidx);
+    let [first, second, none] = [&one, &other, &ordinary]
+        .map(|srq| bench.script.told::<mlx5_ib_create_srq>(srq.handle()).uidx);
     assert!(first != 0 && second != 0 && first != second, "{first} and {second}");
     assert_eq!(none, 0);
 }
@@ -166,7 +167,8 @@ fn each_target_has_a_user_index_of_its_own() {
     let (script, context) = device();
     let domain = context.xrcd_builder().build().unwrap();
     let targets = [domain.create_target().unwrap(), domain.create_target().unwrap()];
-    let [one, other] = targets.each_ref().map(|target| script.object(target.handle()).uidx);
+    let index = |handle| script.told::<mlx5_ib_create_qp>(handle).uidx;
+    let [one, other] = targets.each_ref().map(|target| index(target.handle()));
     assert_ne!(one, other);
     assert_ne!(targets[0].qpn(), targets[1].qpn());
     drop(targets);

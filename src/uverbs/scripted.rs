@@ -50,6 +50,7 @@ use uverbs_uapi::device::{
     UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_GET_CONTEXT,
     UVERBS_METHOD_INVOKE_WRITE, ib_uverbs_ex_query_device_resp,
 };
+use uverbs_uapi::mlx5::abi::mlx5_ib_modify_qp;
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::mlx5::uar::MLX5_IB_METHOD_UAR_OBJ_ALLOC;
 use uverbs_uapi::object as objects;
@@ -338,6 +339,14 @@ impl Script {
         self.forgeries.lock().unwrap().push((op, id, Arc::new(change)));
     }
 
+    /// The driver's part of the command that made a queue of mlx5, or last resized it. Both parts of a completion
+    /// queue begin with the address of its memory.
+    pub(crate) fn told<T: FromBytes>(&self, handle: u32) -> T {
+        let state = self.state();
+        let bytes = state.told.get(&handle).expect("a live queue");
+        T::read_from_prefix(bytes).expect("as many bytes").0
+    }
+
     /// The driver's part of the last such command, executed or refused.
     pub(crate) fn asked<T: FromBytes>(&self, op: Op) -> T {
         self.attribute(op, objects::UVERBS_ATTR_UHW_IN).expect("a driver's part")
@@ -349,6 +358,12 @@ impl Script {
         let (_, passed) = state.asked.iter().rev().find(|(other, _)| *other == op)?;
         let (_, bytes) = passed.iter().find(|(other, _)| *other == id)?;
         Some(T::read_from_prefix(bytes).expect("as many bytes").0)
+    }
+
+    /// The ECE options that the driver last passed to the device; 0 if it passed none.
+    pub(crate) fn ece_told(&self) -> u32 {
+        let told = self.attribute(Op::EX_MODIFY_QP, objects::UVERBS_ATTR_UHW_IN);
+        told.map_or(0, |driver: mlx5_ib_modify_qp| driver.ece_options)
     }
 
     /// Makes contexts of mlx5 with DEVX, which the fabric's kernel has not.
@@ -448,7 +463,7 @@ impl Script {
         maps.lines().filter(|line| line.contains(&name)).count()
     }
 
-    /// An object, as it was created.
+    /// An object of rxe, as it was created.
     pub(crate) fn object(&self, handle: u32) -> ScriptedObject {
         self.state().objects.get(&handle).cloned().expect("a live object")
     }

@@ -123,7 +123,8 @@ struct SealedFile {
 // given back; it is shared with children, so that a fork copies nothing.
 unsafe impl QueueAllocator for SharedMemory {
     fn alloc(&self, _: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
-        // A dma-buf is used from its beginning, so the alignment of its mapping does not matter.
+        // The kernel pins a dma-buf from its first byte, whatever address this process maps it at: a larger alignment
+        // than a page's would only skip bytes of it.
         let align = match &self.maker {
             Some(_) => layout.align().min(page_size()),
             None => layout.align(),

@@ -9,6 +9,7 @@ use crate::tests::{Bench, bring_up, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Role, Script};
 use crate::{QpType, RecvWr, SendWr, Wc, WcStatus};
 use std::collections::HashSet;
+use uverbs_uapi::mlx5::abi::mlx5_ib_create_qp;
 use uverbs_uapi::wc::ib_uverbs_wc;
 use zerocopy::IntoBytes;
 
@@ -242,7 +243,7 @@ fn no_completion_of_mlx5_gives_memory_back_twice() {
         let qp = builder.max_send_wr(4).max_recv_wr(4).build().unwrap();
         let mut qp = cq.adopt(qp).unwrap();
         bring_up_owned(&script, &qp);
-        let index = script.object(qp.handle()).uidx;
+        let index = script.told::<mlx5_ib_create_qp>(qp.handle()).uidx;
         let mut batch = qp.send_batch().unwrap();
         for tag in 0..4 {
             batch.push(SendWr::send(&[]), pool.copy(b"sent").unwrap(), tag).unwrap();

@@ -1,10 +1,10 @@
 //! An mlx5 device of a fabric, and the kernel of the fabric behind a [`Script`](super::Script).
 //!
-//! The fabric's kernel executes the commands that the script lets through. The script records the driver's part of
-//! each, for the tests.
+//! The fabric's kernel executes the commands that the script lets through. The script keeps the attributes of
+//! each, and the driver's part of those that make queues, for the tests.
 
 use super::attrs;
-use super::state::{Result, ScriptedObject, State};
+use super::state::{Result, State};
 use super::{Op, Script};
 use crate::device::{Device, devices_on};
 use crate::sync::fork::Epoch;
@@ -20,7 +20,6 @@ use uverbs_uapi::device::{
     UVERBS_ATTR_CORE_IN, UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID,
     UVERBS_ATTR_INFO_TOTAL_HANDLES, UVERBS_METHOD_INFO_HANDLES,
 };
-use uverbs_uapi::mlx5::abi;
 use uverbs_uapi::mlx5::context::mlx5_ib_alloc_ucontext_req_v2;
 use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
 use uverbs_uapi::object::*;
@@ -152,7 +151,7 @@ impl Script {
             let from = limit.min(output.len());
             output[from..].copy_from_slice(&before[from..]);
         });
-        self.state().remember(op, command);
+        self.state().keep_told(op, command);
         Ok(())
     }
 }
@@ -172,14 +171,13 @@ fn grant_devx(kernel: &UverbsFd, command: &mut Command<'_>) -> Result<()> {
 }
 
 impl State {
-    /// Remembers the queues that the driver was asked for, by their handles.
-    fn remember(&mut self, op: Op, command: &Command<'_>) {
+    /// Keeps the driver's part of a command that made a queue, or resized it, under the queue's handle.
+    fn keep_told(&mut self, op: Op, command: &Command<'_>) {
         if let Some(handle) = command.destroyed() {
-            self.objects.remove(&handle);
+            self.told.remove(&handle);
             return;
         }
         let made = match op {
-            Op::EX_MODIFY_QP => return self.remember_ece(command),
             Op::CREATE_CQ => command.made(cq::UVERBS_ATTR_CREATE_CQ_HANDLE),
             Op::CREATE_QP => command.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE),
             Op::CREATE_SRQ => command.made(srq::UVERBS_ATTR_CREATE_SRQ_HANDLE),
@@ -187,50 +185,8 @@ impl State {
                 .map(|request: cq::ib_uverbs_resize_cq| request.cq_handle),
             _ => return,
         };
-        let (Ok(handle), Ok(mut object)) = (made, asked(op, command)) else { return };
-        if let Some(before) = self.objects.get(&handle) {
-            // The driver ignores the memory of a queue that has the size already.
-            if before.max_wr == object.max_wr {
-                object.start = before.start;
-            }
-        }
-        self.objects.insert(handle, object);
-    }
-
-    /// Records the ECE options that the driver passed to the device.
-    fn remember_ece(&mut self, command: &Command<'_>) {
-        let request: Result<qp::ib_uverbs_ex_modify_qp> =
-            attrs::input(command, UVERBS_ATTR_CORE_IN);
-        let driver: Result<abi::mlx5_ib_modify_qp> = attrs::input(command, UVERBS_ATTR_UHW_IN);
-        if let (Ok(request), Ok(driver)) = (request, driver) {
-            self.object(request.base.qp_handle).ece = driver.ece_options;
+        if let (Ok(handle), Some(bytes)) = (made, command.bytes(UVERBS_ATTR_UHW_IN)) {
+            self.told.insert(handle, bytes.to_vec());
         }
     }
-}
-
-/// An object as the driver was asked for it.
-fn asked(op: Op, command: &Command<'_>) -> Result<ScriptedObject> {
-    const DRIVER: u16 = UVERBS_ATTR_UHW_IN;
-    Ok(match op {
-        Op::CREATE_QP => {
-            let driver: abi::mlx5_ib_create_qp = attrs::input(command, DRIVER)?;
-            let (start, iova, max_wr) = (driver.buf_addr, driver.db_addr, driver.bfreg_index);
-            ScriptedObject { start, iova, max_wr, uidx: driver.uidx, ..Default::default() }
-        }
-        Op::CREATE_SRQ => {
-            let driver: abi::mlx5_ib_create_srq = attrs::input(command, DRIVER)?;
-            let max_wr = attrs::u32(command, srq::UVERBS_ATTR_CREATE_SRQ_MAX_WR)?;
-            ScriptedObject { max_wr, uidx: driver.uidx, ..Default::default() }
-        }
-        Op::CREATE_CQ => {
-            let driver: abi::mlx5_ib_create_cq = attrs::input(command, DRIVER)?;
-            let max_wr = attrs::u32(command, cq::UVERBS_ATTR_CREATE_CQ_CQE)?;
-            ScriptedObject { start: driver.buf_addr, max_wr, ..Default::default() }
-        }
-        _ => {
-            let driver: abi::mlx5_ib_resize_cq = attrs::input(command, DRIVER)?;
-            let request: cq::ib_uverbs_resize_cq = attrs::input(command, UVERBS_ATTR_CORE_IN)?;
-            ScriptedObject { start: driver.buf_addr, max_wr: request.cqe, ..Default::default() }
-        }
-    })
 }

@@ -48,7 +48,7 @@ pub(crate) struct ScriptedObject {
     pub(crate) state: u8,
     /// Of a queue pair: its port, from INIT on.
     pub(crate) port: u8,
-    /// Entries, of a shared receive queue, and its limit. Of a queue pair of mlx5: the number of its doorbell page.
+    /// Entries, of a shared receive queue, and its limit.
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) limit: u32,
@@ -56,16 +56,11 @@ pub(crate) struct ScriptedObject {
     pub(crate) events: Option<i32>,
     /// Of a completion queue: the descriptor of its channel.
     pub(crate) channel: Option<i32>,
-    /// Of a memory region: where it starts, here and for peers, its length and access. Of a queue
-    /// pair of mlx5: where its queues and its doorbell record are, and the bytes of the queues.
+    /// Of a memory region: where it starts, here and for peers, its length and access.
     pub(crate) start: u64,
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    /// Of a queue pair of mlx5: the user index that its completions name it by, and the ECE options that the
-    /// driver last passed to the device.
-    pub(crate) uidx: u32,
-    pub(crate) ece: u32,
 }
 
 /// Attributes of a command, with their bytes.
@@ -79,6 +74,8 @@ pub(super) struct State {
     pub(super) log: Vec<Op>,
     /// The attributes that each command passed.
     pub(super) asked: Vec<(Op, Inputs)>,
+    /// The driver's parts of the commands that made the queues of mlx5, by their handles.
+    pub(super) told: BTreeMap<u32, Vec<u8>>,
     pub(super) complaints: Vec<String>,
     pub(super) objects: BTreeMap<u32, ScriptedObject>,
     pub(super) next_qpn: u32,
@@ -105,6 +102,7 @@ impl State {
             tag,
             deviations: Deviations::default(),
             asked: Vec::new(),
+            told: BTreeMap::new(),
             ports: vec![super::ScriptedPort::ETHERNET],
             log: Vec::new(),
             complaints: Vec::new(),
