@@ -1,4 +1,5 @@
-//! The result of a suite that runs pairs: a table for people, one object for programs.
+//! The result of a suite that times ours and theirs in pairs, one right after the other: a table for people, one object
+//! for programs.
 
 use serde::Serialize;
 use std::fmt;
@@ -27,12 +28,11 @@ pub(super) struct ScoreRow {
     /// Messages per second, both directions together.
     ours_message_rate: f64,
     theirs_message_rate: f64,
-    /// Median of the ratios of neighbouring runs' times.
+    /// Median of the pairs' ratios of times.
     ratio: f64,
     lowest_ratio: f64,
     highest_ratio: f64,
-    /// Where the median would be if there were pairs without end, in 19 of 20 cases; `None` if there are too
-    /// few to tell.
+    /// Confidence interval of the median, at 95 %; `None` for fewer than six pairs.
     ratio_between: Option<[f64; 2]>,
     ours_syscalls_per_message: f64,
     theirs_syscalls_per_message: f64,
@@ -48,8 +48,9 @@ pub(super) struct ScoreRow {
 enum Verdict {
     /// The median is within it.
     Met,
-    /// The median is not, and more pairs could tell otherwise.
+    /// The median is beyond it, and its confidence interval is not.
     Undecided,
+    /// The whole interval is beyond it, or there are more system calls than allowed.
     Missed,
 }
 
@@ -63,8 +64,8 @@ pub(super) struct Target {
 }
 
 impl ScoreRow {
-    /// From neighbouring runs, ours and theirs, in microseconds per iteration, and from system
-    /// calls per message; with the messages that are under way, and those of an iteration.
+    /// From `pairs` of times, ours and theirs, in microseconds per iteration, and `calls`, system calls per message.
+    /// `in_flight` messages are under way at once, and an iteration has `together` of them.
     pub(super) fn new(
         operation: &str,
         [in_flight, together]: [u32; 2],
@@ -79,12 +80,12 @@ impl ScoreRow {
         let rate = |microseconds: f64| 1e6 * f64::from(together) / microseconds;
         let ratio = median(ratios());
         // Rare calls, less than one in 200 messages, do not count.
-        let few = ours_syscalls_per_message <= theirs_syscalls_per_message + 0.005;
-        let ratio_between = interval(ratios());
-        let least = ratio_between.map_or(f64::NEG_INFINITY, |[least, _]| least);
-        let verdict = match (few || !target.calls, ratio <= target.time) {
+        let calls_met = ours_syscalls_per_message <= theirs_syscalls_per_message + 0.005;
+        let ratio_between = median_interval(ratios());
+        let lower = ratio_between.map_or(f64::NEG_INFINITY, |[lower, _]| lower);
+        let verdict = match (calls_met || !target.calls, ratio <= target.time) {
             (true, true) => Verdict::Met,
-            (true, false) if !pairs.is_empty() && least <= target.time => Verdict::Undecided,
+            (true, false) if !pairs.is_empty() && lower <= target.time => Verdict::Undecided,
             _ => Verdict::Missed,
         };
         ScoreRow {
@@ -157,25 +158,24 @@ pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// Between which of the values, in order, the median of all that could be is in 19 of 20 cases. As many of
-/// `n` are below it as heads fall in `n` throws of a coin: as long as no more than that happens in one case of
-/// 40, values are left out on either side. Of less than six not even all suffice.
-pub(super) fn interval(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
-    const RARE: f64 = 1.0 / 40.0;
+/// The confidence interval of the median at 95 %, from the values in order. Each value is below the true median by
+/// chance of one half, so that the number of those below is binomial: on either side as many are left out as still
+/// happens in at most one case of 40. Fewer than six values have no such interval.
+pub(super) fn median_interval(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
+    const TAIL: f64 = 1.0 / 40.0;
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let count = values.len();
-    // The chance of no heads, as its logarithm: of many throws there would be nothing left of it.
-    let mut exactly = count as f64 * 0.5_f64.ln();
-    let mut at_most = exactly.exp();
-    let mut outside = None;
-    while at_most <= RARE {
-        let heads = outside.map_or(0, |outside| outside + 1);
-        outside = Some(heads);
-        exactly += ((count - heads) as f64 / (heads + 1) as f64).ln();
-        at_most += exactly.exp();
+    // The logarithm of the probability that exactly `below` are below: the probability itself can be too small for `f64`.
+    let mut log_exactly = count as f64 * 0.5_f64.ln();
+    let mut at_most = log_exactly.exp();
+    let mut below = 0;
+    while at_most <= TAIL {
+        log_exactly += ((count - below) as f64 / (below + 1) as f64).ln();
+        at_most += log_exactly.exp();
+        below += 1;
     }
-    let outside = outside?;
+    let outside = below.checked_sub(1)?;
     Some([*values.get(outside)?, *values.get(count.checked_sub(outside + 1)?)?])
 }
 
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn more_pairs_tell_more() {
         let values = |count: u32| (0..count).map(f64::from);
-        assert!((0..6).all(|few| interval(values(few)).is_none()));
+        assert!((0..6).all(|few| median_interval(values(few)).is_none()));
         // From tables of the binomial distribution, counted from none.
         for (count, ends) in [
             (6, [0.0, 5.0]),
@@ -320,10 +320,10 @@ mod tests {
             (15, [3.0, 11.0]),
             (100, [39.0, 60.0]),
         ] {
-            assert_eq!(interval(values(count)), Some(ends), "{count}");
+            assert_eq!(median_interval(values(count)), Some(ends), "{count}");
         }
         // No heads at all of so many would be a number too small to hold.
-        assert_eq!(interval(values(10_000)), Some([4901.0, 5098.0]));
+        assert_eq!(median_interval(values(10_000)), Some([4901.0, 5098.0]));
     }
 
     #[test]

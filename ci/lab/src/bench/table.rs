@@ -118,7 +118,7 @@ impl TableRow {
         let theirs = side(1).map(|theirs| (theirs, String::new()));
         let row = TableRow::new(operation, setting, side(0), theirs, TableTarget::default());
         let ratio = row.ratio.map(|_| score::median(ratios()));
-        TableRow { ratio, ratio_between: score::interval(ratios()), ..row }
+        TableRow { ratio, ratio_between: score::median_interval(ratios()), ..row }
     }
 }
 
