@@ -1,7 +1,7 @@
 //! Paths to peers, for address handles and for the INIT to RTR transition of connected queue pairs.
 
-use crate::error::Result;
-use crate::number::{Gid, narrow};
+use crate::error::{Result, narrow};
+use crate::number::Gid;
 use std::net::Ipv4Addr;
 use uverbs_uapi::ah::{ib_uverbs_ah_attr, ib_uverbs_global_route};
 use uverbs_uapi::qp::ib_uverbs_qp_dest;

@@ -40,7 +40,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The same completion, rebuilt from its CQE, so that the compiler keeps no copy of it in registers.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn reload(self) -> Self {
         match self.wc {
             ProviderWc::Mlx5(wc) => Completion { wc: ProviderWc::Mlx5(wc.reload()) },
@@ -60,7 +60,7 @@ impl<'a> Completion<'a> {
 
     /// The number by which the completion names its queue pair; see
     /// [`Member::number`](crate::provider::Member::number).
-    #[inline(always)]
+    #[inline]
     pub(crate) fn number(&self) -> u32 {
         match &self.wc {
             ProviderWc::Rxe(wc) => wc.qp_num,

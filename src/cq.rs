@@ -91,8 +91,8 @@ pub struct CompletionQueue {
     /// Whether the poller has to catch up with the control path; shut in a forked child.
     gate: Gate,
     control: CqControl,
-    /// Whether arming is a store, or a command to the kernel: there is a channel, and the device is not in this
-    /// process.
+    /// Whether this process arms the queue by a store, and needs no command: the queue has a channel, and its device is
+    /// not in this process.
     arms_directly: bool,
     /// The events that its channel announced.
     arm_sn: ArmSn,
@@ -418,7 +418,7 @@ impl CompletionQueue {
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
     #[doc(alias = "ibv_end_poll")]
-    #[inline(always)]
+    #[inline]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
         if !self.gate.is_at(QUIET) {
             self.catch_up()?;
@@ -433,9 +433,10 @@ impl CompletionQueue {
         if self.gate.is_shut() {
             return Err(PollError::Forked);
         }
-        let again = self.control.inner.file().kernel.polled();
+        // A device that runs only when it is polled has to be told of each poll.
+        let tell_again = self.control.inner.file().kernel.polled();
         self.ring.catch_up();
-        if again {
+        if tell_again {
             self.control.inner.members.poll_gate().mark_dirty();
         }
         Ok(())
@@ -501,9 +502,8 @@ impl CompletionQueue {
         }
     }
 
-    /// As [`poll`](Self::poll), compiled only for devices that write CQEs which this process reads; `None` on
-    /// rxe.
-    #[inline(always)]
+    /// As [`poll`](Self::poll), of mlx5 alone, so that a loop over the completions has no arm for rxe; `None` on rxe.
+    #[inline]
     pub(crate) fn poll_direct(&mut self) -> std::result::Result<Option<Direct<'_>>, PollError> {
         if !self.gate.is_at(QUIET) {
             self.catch_up()?;
@@ -538,7 +538,7 @@ impl CompletionQueue {
     ///
     /// `EINVAL` for a queue without a channel.
     #[doc(alias = "ibv_req_notify_cq")]
-    #[inline(always)]
+    #[inline]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
         const VERB: &str = "req_notify_cq";
         let solicited = notify == Notify::Solicited;
@@ -767,7 +767,7 @@ impl Completions<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[doc(alias = "ibv_next_poll")]
     #[allow(clippy::should_implement_trait, reason = "the completion borrows the queue")]
-    #[inline(always)]
+    #[inline]
     pub fn next(&mut self) -> Option<Completion<'_>> {
         let wc = self.ring.next()?;
         self.consumed = true;
@@ -784,7 +784,7 @@ impl Completions<'_> {
 }
 
 impl Drop for Completions<'_> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         self.give_back();
     }
@@ -801,19 +801,19 @@ pub(crate) struct Direct<'q> {
 
 impl Direct<'_> {
     /// The next completion. It is consumed, and lent until the next call.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn next(&mut self) -> Option<Completion<'_>> {
         self.ring.next().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// As [`next`](Self::next) if the next completion is a success; otherwise the caller calls [`next`](Self::next).
-    #[inline(always)]
+    #[inline]
     pub(crate) fn next_success(&mut self) -> Option<Completion<'_>> {
         self.ring.next_success().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// Returns the CQEs consumed so far to the device, before the poll ends.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn give_back(&mut self) {
         let consumer = self.ring.consumer();
         if self.released != consumer {
@@ -826,7 +826,7 @@ impl Direct<'_> {
 }
 
 impl Drop for Direct<'_> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         self.give_back();
     }

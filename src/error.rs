@@ -197,6 +197,13 @@ impl Error {
     }
 }
 
+/// A number as the kernel's struct takes it, in 8 bits.
+pub(crate) fn narrow(verb: &'static str, name: &str, value: u32) -> Result<u8> {
+    let above =
+        |_| Error::invalid(verb, format!("{name} {value} is above the maximum of {}", u8::MAX));
+    u8::try_from(value).map_err(above)
+}
+
 /// The rules by which the kernel lets this process pin memory.
 #[derive(Default)]
 struct Locking {

@@ -9,8 +9,8 @@ mod tests;
 
 pub use spec::{FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec};
 
-use crate::error::{Error, ErrorWith, Result};
-use crate::number::{narrow, open_enum};
+use crate::error::{Error, ErrorWith, Result, narrow};
+use crate::number::open_enum;
 use crate::object::{Class, Object};
 use crate::qp::{QpControl, QpInner, QpType};
 use crate::uverbs::invoke_write::write_ex;

@@ -12,7 +12,7 @@ impl Identity {
     #[cfg(all(test, not(loom)))]
     pub(crate) const NONE: Identity = Identity(0);
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn of<T>(object: &Arc<T>) -> Identity {
         Identity(Arc::as_ptr(object).addr())
     }

@@ -1,7 +1,6 @@
 //! Raw numbers of the verbs world as types of their own, so that an `lkey` cannot stand where an
 //! `rkey` belongs, nor a queue pair number where a sequence number does.
 
-use crate::error::{Error, Result};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -159,13 +158,6 @@ impl fmt::Display for Offset {
         let Offset(bytes) = *self;
         if bytes < 1_000_000_000 { write!(f, "{bytes}") } else { ByteCount(bytes).fmt(f) }
     }
-}
-
-/// A number as the kernel's struct takes it, in 8 bits.
-pub(crate) fn narrow(verb: &'static str, name: &str, value: u32) -> Result<u8> {
-    let above =
-        |_| Error::invalid(verb, format!("{name} {value} is above the maximum of {}", u8::MAX));
-    u8::try_from(value).map_err(above)
 }
 
 /// Declares a kernel enum as a newtype: an unknown value is a value, not a panic.

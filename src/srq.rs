@@ -344,7 +344,7 @@ impl SharedReceiveQueue {
     ///
     /// [`PostError::Forked`] in a child of the process that created the queue.
     #[doc(alias = "ibv_post_srq_recv")]
-    #[inline(always)]
+    #[inline]
     pub fn batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
         if self.gate.is_shut() {
             return Err(PostError::Forked);

@@ -4,7 +4,7 @@ use super::cdev::{DeviceNumber, Node};
 use super::nldev::Listed;
 use super::resources::ResourceCounts;
 use super::sysfs::Bus;
-use super::{Device, DriverId, Guid, NodeType, Protocol, System};
+use super::{Device, DriverId, Guid, NodeType, Protocol};
 use crate::error::{Error, Result};
 use crate::platform::Platform;
 use crate::sync::fork::Epoch;
@@ -13,11 +13,6 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_host::{HostDevice, HostSystem};
-
-/// The settings of a hosted kernel. It pins nothing: a child of `fork` gets copies, and the devices stay with the
-/// parent.
-pub(super) const SYSTEM: System =
-    System { netns_shared: Some(true), copy_on_fork: true, privileged_qkey: None, monitor: false };
 
 /// The description of a device.
 pub(super) fn device(system: &Arc<dyn HostSystem>, device: HostDevice) -> Device {

@@ -81,7 +81,7 @@ macro_rules! instruction {
 /// On aarch64 it orders no loads: a load before the barrier may happen after the doorbell, when the
 /// device writes there. Loans order such loads, by the Release that enters each in its table; a program
 /// that rings by itself must order them.
-#[inline(always)]
+#[inline]
 pub(crate) fn udma_to_device() {
     #[cfg(test)]
     record_step(RecordedStep::ToDevice);
@@ -90,7 +90,7 @@ pub(crate) fn udma_to_device() {
 
 /// Orders the load of a word before it, an `op_own` for example, ahead of loads of the memory that
 /// the device wrote before that word.
-#[inline(always)]
+#[inline]
 pub(crate) fn udma_from_device() {
     #[cfg(test)]
     record_step(RecordedStep::FromDevice);
@@ -99,7 +99,7 @@ pub(crate) fn udma_from_device() {
 
 /// Orders loads before it ahead of stores after it: a CQE is read before the device sees the
 /// consumer index and overwrites the CQE.
-#[inline(always)]
+#[inline]
 pub(crate) fn udma_done_reading() {
     #[cfg(test)]
     record_step(RecordedStep::DoneReading);
@@ -107,7 +107,7 @@ pub(crate) fn udma_done_reading() {
 }
 
 /// Orders stores to memory ahead of the following store to a write-combining register.
-#[inline(always)]
+#[inline]
 pub(crate) fn mmio_wc_start() {
     #[cfg(test)]
     record_step(RecordedStep::WcStart);
@@ -115,7 +115,7 @@ pub(crate) fn mmio_wc_start() {
 }
 
 /// Flushes stores to a register out of the write-combining buffer, ahead of all following stores.
-#[inline(always)]
+#[inline]
 pub(crate) fn mmio_flush() {
     #[cfg(test)]
     record_step(RecordedStep::Flush);

@@ -149,7 +149,7 @@ impl<const N: usize> RecordWord<N> {
     }
 
     /// Stores the index for the device. The caller orders the stores that the index announces before it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn set(&self, value: u32) {
         #[cfg(test)]
         record_step(RecordedStep::Record(N));

@@ -39,21 +39,21 @@ impl Gate {
     }
 
     /// The level; only the owner of the queue's state writes it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn level(&self) -> &AtomicU8 {
         // SAFETY: inside the page, which `_record` keeps, and only ever used as an atomic.
         unsafe { &*self.level }
     }
 
     /// Whether the gate is at `least` or above.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_at(&self, least: NonZeroU8) -> bool {
         // Acquire pairs with the Release of the store that raised the level, so that the setup before it is visible.
         self.level().load(Ordering::Acquire) >= least.get()
     }
 
     /// Whether the gate is shut: in a forked child, or before the queue was first made ready.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_shut(&self) -> bool {
         self.level().load(Ordering::Relaxed) == 0
     }

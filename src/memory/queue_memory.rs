@@ -64,15 +64,15 @@ impl QueueMemory {
         let page = rustix::param::page_size();
         let length = length.max(1).checked_next_multiple_of(page).ok_or(Errno::NOMEM)?;
         let (base, keeper) = match PageRange::take(length)? {
-            Some(part) => (part.base(), Keeper::PageRange(ManuallyDrop::new(part))),
+            Some(range) => (range.base(), Keeper::PageRange(ManuallyDrop::new(range))),
             None => {
                 let pages = shared_pages::map(length)?;
                 (pages.as_mut_ptr(), Keeper::Pages(ManuallyDrop::new(pages)))
             }
         };
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        // The kernel pins memory that a device only reads without making it writable, so that the first
-        // request in each page would fault.
+        // Written once, so that the first request in each page does not fault: the kernel pins memory that a device only
+        // reads without making it writable.
         for offset in (0..length).step_by(page) {
             // SAFETY: inside the memory.
             let first = unsafe { base.add(offset) };
@@ -151,7 +151,7 @@ impl Drop for QueueMemory {
         match &mut self.keeper {
             Keeper::PageRange(_) | Keeper::Pages(_) if inherited => {}
             // SAFETY: dropped once, here, and not used afterwards.
-            Keeper::PageRange(part) => unsafe { ManuallyDrop::drop(part) },
+            Keeper::PageRange(range) => unsafe { ManuallyDrop::drop(range) },
             // SAFETY: dropped once, here, and not used afterwards.
             Keeper::Pages(pages) => unsafe { ManuallyDrop::drop(pages) },
             Keeper::Custom(release) => match release.take() {

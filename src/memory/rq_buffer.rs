@@ -82,7 +82,7 @@ impl<T, const LEAST: usize> RqBuffer<T, LEAST> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RqSlot<'r, const LEAST: usize> {
     base: *mut [u64; 2],
-    /// Whether there are more than `LEAST` segments.
+    /// Whether there are more than `LEAST` segments. The borrow keeps the ring.
     more: &'r bool,
 }
 

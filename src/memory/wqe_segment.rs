@@ -60,8 +60,8 @@ impl WqeSegments {
     pub(crate) fn write(&self, index: u32, value: [u64; 2]) {
         #[cfg(test)]
         record_step(RecordedStep::Request);
-        // SAFETY: inside and aligned, as `segment` says. Only the poster writes here, and the device does not
-        // read the segment before the doorbell.
+        // SAFETY: inside and aligned, as `segment` says. A batch borrows its queue alone, so that no other thread
+        // writes here. The device reads the segment only after the doorbell record counts its WQE.
         unsafe { self.segment(index).write(value) };
     }
 

@@ -3,8 +3,8 @@
 use crate::access::Access;
 use crate::address_vector::AddressVector;
 use crate::device_attr::DeviceAttr;
-use crate::error::{Error, Result};
-use crate::number::{Psn, Qkey, Qpn, narrow, open_enum};
+use crate::error::{Error, Result, narrow};
+use crate::number::{Psn, Qkey, Qpn, open_enum};
 use crate::port::{Mtu, PortAttr};
 use crate::qp::state::QpState;
 use std::fmt;

@@ -170,7 +170,7 @@ impl<S: Sharing> SendBatch<'_, S> {
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         match &mut self.ring {
             SendRingMut::Rxe(sq) => {
-                // Copied: arguments of the out-of-line call must be in memory, and the caller's stay in registers.
+                // Copied, so that mlx5's cursor and request stay in registers: 45 instructions of a send.
                 let (mut cursor, wr) = (self.cursor, { wr });
                 sq.push(&mut cursor, &wr)?;
                 self.cursor = cursor;
@@ -200,7 +200,7 @@ impl<S: Sharing> SendBatch<'_, S> {
     /// As [`push`](Self::push), with all checks, for a caller that counts the batch's requests itself.
     #[inline(always)]
     pub(crate) fn push_lent_checked(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        // Copies, as in `push`.
+        // Copied, as in `push`: 24 instructions of an owned write, 5 with 32 to a doorbell.
         let (mut cursor, wr) = (self.cursor, { wr });
         match &mut self.ring {
             SendRingMut::Rxe(sq) => sq.push(&mut cursor, &wr)?,

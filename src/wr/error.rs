@@ -171,7 +171,7 @@ impl PostError {
     }
 
     /// The error of a push to a queue of this capacity that takes no more.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn no_room(capacity: usize) -> PostError {
         if capacity == 0 { PostError::NoQueue } else { PostError::Full }
     }

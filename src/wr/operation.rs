@@ -75,7 +75,7 @@ pub(crate) enum SendOp<'a> {
 
 impl SendOp<'_> {
     /// The operation as a member of a set of operations.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn bit(&self) -> u32 {
         match self {
             SendOp::Send => 1,

@@ -321,8 +321,6 @@ impl Mlx5Cq {
             // Compares opcodes in the upper bits of `op_own`, without a shift.
             if op_own < op_own_above(opcode::MLX5_CQE_REQ) {
                 let sent = qp.sends.complete(at);
-                // A constant, so that the compiler drops the caller's comparison for the status.
-                let op_own = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
                 Some(FoundCqe { uidx, wr_id, kind, op_own })
             } else if op_own < op_own_above(opcode::MLX5_CQE_RESP_SEND_INV) {
@@ -336,7 +334,7 @@ impl Mlx5Cq {
 
     /// Consumes the next completion if the next CQE is not as [`take_success`](Self::take_success) takes it: it
     /// is an error, names no queue pair in the table, is no completion, or is unwritten. Leaves the completion in
-    /// `odd`: returning it through memory of the caller would cost the fast path a register.
+    /// `odd`, as a result of this size would be returned through memory of the caller.
     #[cold]
     #[inline(never)]
     fn take_other(&mut self, mut op_own: u8) -> bool {

@@ -83,7 +83,7 @@ pub(crate) struct Mlx5Wc<'r> {
     pub(crate) wr_id: u64,
     /// The opcode of the completion.
     pub(crate) kind: WcOpcode,
-    /// The CQE's last byte. Only its opcode may be used: of a successful send there may be nothing else.
+    /// The CQE's last byte, of which the owner bit means nothing here.
     pub(crate) op_own: u8,
     /// The CQE is the last that was consumed.
     pub(crate) reader: &'r CqReader,

@@ -133,7 +133,7 @@ impl Mlx5Rq {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
-        // Copied, because an argument of the out-of-line call must be in memory: the caller's stays in registers.
+        // Copied, so that the caller's request stays in registers: 4 instructions of 39 with 32 to a doorbell.
         let recv = *recv;
         self.push_checked(cursor, &recv)
     }

@@ -22,12 +22,12 @@ pub(super) struct Row {
 }
 
 impl Row {
-    #[inline(always)]
+    #[inline]
     fn of(word: u64) -> Row {
         Row { first: word as u16, last: (word >> 16) as u16, count: (word >> 32) as u32 }
     }
 
-    #[inline(always)]
+    #[inline]
     fn word(self) -> u64 {
         u64::from(self.count) << 32 | u64::from(self.last) << 16 | u64::from(self.first)
     }

@@ -16,39 +16,39 @@ pub(crate) type Segment = [u64; 2];
 pub(crate) const LONGEST: u32 = (1 << 6) - 1;
 
 /// Two big-endian numbers of 32 bits, the first at the lower address.
-#[inline(always)]
+#[inline]
 pub(crate) const fn pair(first: u32, second: u32) -> u64 {
     ((first as u64) << 32 | second as u64).to_be()
 }
 
 /// The XRC segment: the shared receive queue at the far end of the connection.
-#[inline(always)]
+#[inline]
 pub(crate) const fn target(srqn: u32) -> Segment {
     [pair(srqn, 0), 0]
 }
 
 /// The first word of a request at the WQEBB `at`. The second has the queue pair's number.
-#[inline(always)]
+#[inline]
 pub(crate) const fn control(at: u32, opcode: u8, segments: u32) -> u64 {
     // Each half is swapped by itself: opcode and count are mostly constants, which the compiler then swaps.
     pair((at & 0xffff) << 8, 0) | (pair(opcode as u32, 0) | pair(0, segments as u8 as u32))
 }
 
 /// The number of segments of a request, from its first word.
-#[inline(always)]
+#[inline]
 pub(crate) const fn segments(control: u64) -> u32 {
     // The two bits above them are never set, since no request is longer than `LONGEST`.
     u64::from_be(control) as u8 as u32
 }
 
 /// The remote address segment of an RDMA operation or an atomic.
-#[inline(always)]
+#[inline]
 pub(crate) const fn remote(addr: u64, rkey: u32) -> Segment {
     [addr.to_be(), pair(rkey, 0)]
 }
 
 /// Operands of an atomic.
-#[inline(always)]
+#[inline]
 pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Segment {
     [swap_add.to_be(), compare.to_be()]
 }
@@ -58,7 +58,7 @@ pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Segment {
 pub(crate) const MASKED_EIGHT: u64 = pair((8 | 1) << 24, 0);
 
 /// A data segment: an SGE.
-#[inline(always)]
+#[inline]
 pub(crate) const fn data(sge: &Sge) -> Segment {
     [pair(sge.length, sge.lkey.0), sge.addr.to_be()]
 }
@@ -67,13 +67,13 @@ pub(crate) const fn data(sge: &Sge) -> Segment {
 pub(crate) const TERMINATOR: Segment = [pair(0, uapi::MLX5_TERMINATE_SCATTER_LIST_LKEY), 0];
 
 /// The length of inline data, as its first four bytes.
-#[inline(always)]
+#[inline]
 pub(crate) const fn inline_length(length: u32) -> Be32 {
     Be32::new(length | uapi::MLX5_INLINE_SEG)
 }
 
 /// The next free entry of a shared receive queue: the first half of a segment, whose other is zero.
-#[inline(always)]
+#[inline]
 pub(crate) const fn link(next: u32) -> u64 {
     pair(next & 0xffff, 0)
 }

@@ -87,7 +87,7 @@ impl RxeRq {
     }
 
     /// The cursor at which a batch begins.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn begin(&self) -> RecvCursor {
         let used = self.queue.distance(self.queue.consumer(), self.producer);
         let room = if self.closed { 0 } else { self.queue.capacity() - used };
@@ -134,7 +134,7 @@ impl RxeRq {
     }
 
     /// Checks a request, writes its WQE at the cursor, and advances the cursor; after an error it has not moved.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn push(
         &self,
         cursor: &mut RecvCursor,

@@ -65,12 +65,8 @@ impl KernelRing {
 
     /// Writes both indices, in the range of the ring or not.
     pub(super) fn scribble(&self, producer: u32, consumer: u32) {
-        for (offset, index) in [
-            (offset_of!(rxe_queue_buf, producer_index), producer),
-            (offset_of!(rxe_queue_buf, consumer_index), consumer),
-        ] {
-            self.file.write(offset as u64, index.as_bytes());
-        }
+        self.file.write(offset_of!(rxe_queue_buf, producer_index) as u64, producer.as_bytes());
+        self.file.write(offset_of!(rxe_queue_buf, consumer_index) as u64, consumer.as_bytes());
     }
 
     /// Elements that are neither free nor consumed.
@@ -102,6 +98,7 @@ impl KernelRing {
         Some(element)
     }
 
+    /// Overwrites all elements, as earlier ones would.
     pub(super) fn poison(&self) {
         self.file.write(HEADER, &vec![0xa5; (self.slots * self.stride) as usize]);
     }
