@@ -364,61 +364,6 @@ fn id_that_the_kernel_does_not_destroy_is_counted() {
     assert_eq!((stage.channel.leaked(), stage.script.live()), (1, vec![1]));
 }
 
-#[test]
-fn connection_keeps_its_channel_and_outlives_its_queue_pair() {
-    let stage = Stage::new();
-    let connection = stage.connect().unwrap();
-    let Stage { script, channel, bench, qp } = stage;
-    drop(channel);
-    qp.destroy().unwrap();
-    drop(bench);
-    script.tell(1, Type::RDMA_CM_EVENT_DISCONNECTED, 0);
-    connection.wait_disconnected(NOW).unwrap();
-    connection.disconnect().unwrap();
-}
-
-#[test]
-fn handshake_fails_if_the_queue_pair_was_dropped() {
-    let Stage { script, channel, bench, qp } = Stage::new();
-    let stage = Stage { qp: bench.qp(QpType::RC), script, channel, bench };
-    let connecting = stage.route(1).unwrap().connect(&qp, &ConnectParam::new()).unwrap();
-    drop(qp);
-    stage.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
-    let error = connecting.wait(NOW).unwrap_err();
-    assert!(error.error().message().contains("the queue pair was dropped"), "{error}");
-    assert!(stage.script.live().is_empty());
-}
-
-#[test]
-fn dropping_an_accepting_id_stops_the_queue_pair() {
-    let stage = Stage::new();
-    let listener = stage.listen();
-    let id = stage.script.request(1, rdma_ucm_conn_param::default());
-    let request = listener.next_request(NOW).unwrap().unwrap();
-    let accepting = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
-    drop(accepting);
-    assert_eq!(stage.qp.state(), QpState::ERR);
-    assert!(!stage.script.live().contains(&id));
-}
-
-#[test]
-fn queue_pair_past_init_is_refused() {
-    let stage = Stage::new();
-    let past = stage.bench.qp(QpType::RC);
-    let route = stage.route(1).unwrap();
-    let init: Error = route.init_qp(&past).unwrap_err();
-    assert!(init.message().contains("RTS"), "{init}");
-    let connect = route.connect(&past, &ConnectParam::new()).unwrap_err();
-    assert!(connect.message().contains("in state RTS"), "{connect}");
-    assert!(stage.script.connects().is_empty(), "the peer got a request");
-    let listener = stage.listen();
-    stage.script.request(2, rdma_ucm_conn_param::default());
-    let request = listener.next_request(NOW).unwrap().unwrap();
-    let accept = request.accept(&past, &ConnectParam::new()).unwrap_err();
-    assert!(accept.message().contains("in state RTS"), "{accept}");
-    assert_eq!(past.state(), QpState::RTS, "it may be of another connection");
-}
-
 /// Another route may have brought the queue pair to `INIT`, with another port or partition key.
 #[test]
 fn queue_pair_in_init_gets_the_attributes_of_its_route() {
@@ -473,20 +418,6 @@ fn handshake_that_lost_its_queue_pair_leaves_it_to_the_other() {
     assert_eq!(stage.qp.state(), QpState::RESET);
 }
 
-#[test]
-fn id_that_is_moved_to_its_own_channel_keeps_its_events() {
-    let stage = Stage::new();
-    let id = stage
-        .channel
-        .create_id(PortSpace::TCP, QpType::RC)
-        .unwrap()
-        .migrate(&stage.channel)
-        .unwrap();
-    let resolving = id.resolve_addr(None, PEER.parse().unwrap(), LONG).unwrap();
-    stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
-    resolving.wait(NOW).unwrap().done().unwrap();
-}
-
 /// Bonding reports the change to all ids of an interface.
 #[test]
 fn change_of_an_address_ends_no_step() {
@@ -502,19 +433,6 @@ fn change_of_an_address_ends_no_step() {
     let connection = connecting.wait(NOW).unwrap().done().unwrap();
     stage.script.tell(3, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
     assert_eq!(connection.next_event(NOW).unwrap(), Some(ConnectionEvent::AddressChange));
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "it waits")]
-fn threads_that_wait_for_the_end_all_learn_of_it() {
-    let stage = Stage::new();
-    let connection = stage.connect().unwrap();
-    std::thread::scope(|scope| {
-        let waiting: Vec<_> =
-            (0..3).map(|_| scope.spawn(|| connection.wait_disconnected(Some(LONG)))).collect();
-        stage.script.tell(1, Type::RDMA_CM_EVENT_DISCONNECTED, 0);
-        waiting.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-    });
 }
 
 #[test]
@@ -567,27 +485,6 @@ fn errors_of_unanswered_datagram_requests_name_the_reason() {
         assert!(error.to_string().contains(told), "{error}");
         assert!(stage.script.live().is_empty());
     }
-}
-
-/// The program may bring its queue pair to `INIT` itself, to post receives.
-#[test]
-fn queue_pair_of_datagrams_goes_on_from_init() {
-    let stage = Stage::new();
-    let listener = stage.channel.create_id(PortSpace::UDP, QpType::UD).unwrap();
-    let listener = listener.bind(LOCAL.parse().unwrap()).unwrap().listen(4).unwrap();
-    let ud = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
-    let ud = ud.unwrap();
-    stage.script.request_datagrams(1, rdma_ucm_ud_param::default());
-    let request = listener.next_request(NOW).unwrap().unwrap();
-    request.init_qp(&ud).unwrap();
-    assert_eq!(ud.state(), QpState::INIT);
-    request.accept_datagrams(&ud, &ConnectParam::new()).unwrap();
-    assert_eq!(ud.state(), QpState::RTS);
-    ud.modify(&crate::QpAttr::new().state(QpState::ERR)).unwrap();
-    stage.script.request_datagrams(1, rdma_ucm_ud_param::default());
-    let request = listener.next_request(NOW).unwrap().unwrap();
-    let error = request.accept_datagrams(&ud, &ConnectParam::new()).unwrap_err();
-    assert!(error.message().contains("in state ERR"), "{error}");
 }
 
 /// The kernel's report of a join of 239.1.2.3.

@@ -11,6 +11,7 @@ mod killed;
 mod multicast;
 mod paths;
 mod peers;
+mod queue_pairs;
 mod types;
 
 use crate::capability::Capability;
@@ -46,6 +47,7 @@ pub(crate) fn all() -> Vec<Trial> {
         multicast::trials(),
         paths::trials(),
         peers::trials(),
+        queue_pairs::trials(),
         types::trials(),
     ];
     parts.into_iter().flatten().collect()
@@ -466,6 +468,8 @@ fn dropping_a_connection_closes_it() -> Verdict {
 fn queue_pair_may_be_dropped_before_its_connection() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let Pair { active, passive } = connect(&channel, &service)?;
+    // The connection keeps the channel.
+    drop(channel);
     active.0.qp.destroy()?;
     // The kernel's connection does not learn of it.
     assert!(passive.1.next_event(Some(SILENCE))?.is_none());

@@ -14,6 +14,7 @@ use uverbs::{Destination, Device, Errno, QpAttr, QpState, QpType, SendWr, WcStat
 trials![
     client_learns_where_to_send,
     queue_pairs_of_the_program_stay_as_they_are,
+    queue_pair_goes_on_from_init_and_not_from_err,
     one_queue_pair_has_many_peers,
     private_data_of_datagrams_arrives_up_to_its_limit,
     rejected_and_unheard_requests_are_refused,
@@ -130,6 +131,24 @@ fn queue_pairs_of_the_program_stay_as_they_are() -> Verdict {
     let peer = answered(connecting)?;
     assert_eq!((a.qp.query()?.sq_psn, b.qp.query()?.sq_psn), (uverbs::Psn(7), uverbs::Psn(7)));
     send(&mut a, &mut b, &peer)
+}
+
+/// The program may bring its queue pair to `INIT` itself, to post receives.
+fn queue_pair_goes_on_from_init_and_not_from_err() -> Verdict {
+    let (channel, service) = (channel()?, listen()?);
+    let (_client, _connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let first = request(&service)?;
+    let server = side(&first.context()?)?;
+    first.init_qp(&server.qp)?;
+    assert_eq!(server.qp.state(), QpState::INIT);
+    first.accept_datagrams(&server.qp, &ConnectParam::new())?;
+    assert_eq!(server.qp.state(), QpState::RTS);
+    server.qp.modify(&QpAttr::new().state(QpState::ERR))?;
+    let (_other, _waiting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let second = request(&service)?;
+    let error = second.accept_datagrams(&server.qp, &ConnectParam::new()).unwrap_err();
+    assert!(error.message().contains("in state ERR"), "{error}");
+    Ok(())
 }
 
 fn one_queue_pair_has_many_peers() -> Verdict {
