@@ -178,7 +178,9 @@ mod srq;
 pub use buffer::{Buffer, BufferError, BufferPool, BufferPoolBuilder, SharedBuffer};
 pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
 pub use cq::{OwnedCompletionQueue, OwnedCompletions};
-pub(crate) use lending::{AskedMemory, NamedBytes};
+#[cfg(test)]
+pub(crate) use lending::lent;
+pub(crate) use lending::{AskedMemory, Lent, Loans, NamedBytes, memory_and_tag, tag_mut};
 pub use lending::{Lend, LendMut, Memory, PushError, RegionSge};
 pub use program_buffer::{ProgramBuffer, RegisteredBuffer};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};

@@ -62,9 +62,12 @@ impl Deferred {
                 calls.catch(|| drop(flush(Some(&qp))));
             }
         }
-        for waker in self.wakers.drain(..) {
-            calls.catch(|| waker.wake());
+        let mut wakers = self.wakers.drain(..);
+        while wakers.len() > 0 {
+            // Again after a waker that panicked.
+            calls.catch(|| wakers.by_ref().for_each(Waker::wake));
         }
+        drop(wakers);
         if !self.memory.is_empty() {
             for memory in self.memory.drain(..) {
                 calls.catch(|| drop(memory));

@@ -1,16 +1,17 @@
 //! The driver, which polls a completion queue and wakes the futures of its requests.
 
 use super::deferred::Deferred;
-use super::inflight::{Inflight, InflightKey, InflightTable, OpTag};
+use super::inflight::{Inflight, InflightKey, InflightTable, OpTag, complete};
 use super::locking::Locking;
 use super::poll_loop::{DriverIo, PollLoop};
 use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::channel::CompletionChannel;
-use crate::cq::{self, CompletionQueue, CqBuilder, CqControl, CqRef, Notify};
+use crate::cq::{self, CompletionQueue, CqBuilder, CqControl, CqRef, Notify, PollError};
 use crate::error::{Error, ErrorWith, Result};
 use crate::first_panic::FirstPanic;
+use crate::lending::loan_table::lender::Lender;
 use crate::owned::{
-    OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
+    OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, VisitedCompletion,
 };
 use crate::pd::{Exclusive, ProtectionDomain, Shared};
 use crate::qp::QueuePair;
@@ -121,6 +122,56 @@ pub(super) struct Polled<S: Locking> {
     cq: OwnedCompletionQueue<OpTag>,
     /// `None` when the driver has ended.
     queues: Option<InflightTable<S>>,
+    /// How many requests were over so far.
+    over: u64,
+}
+
+/// Polls for at most `most` completions, and returns how many there were.
+#[inline]
+fn poll<S: Locking>(
+    cq: &mut OwnedCompletionQueue<OpTag>,
+    queues: Option<&InflightTable<S>>,
+    over: &mut u64,
+    most: usize,
+    deferred: &mut Deferred,
+) -> std::result::Result<usize, PollError> {
+    // Futures that begin to wait during the poll are found after it.
+    let someone_waits = queues.is_some_and(InflightTable::anyone_waits);
+    let mut made_room = Vec::new();
+    let found = cq.poll_each(most, |done| {
+        if someone_waits || !done.is_success() {
+            report(&done, queues, someone_waits.then_some(&mut made_room), deferred);
+        }
+        complete(done, *over, deferred);
+        *over += 1;
+    })?;
+    if let Some(queues) = queues {
+        if found > 0 {
+            queues.make_room(someone_waits.then_some(&made_room), deferred);
+        }
+    }
+    Ok(found)
+}
+
+/// Lets the futures of a queue know of a request that failed, and remembers the queue if futures wait for room.
+#[cold]
+fn report<S: Locking>(
+    done: &VisitedCompletion<'_, OpTag>,
+    queues: Option<&InflightTable<S>>,
+    made_room: Option<&mut Vec<InflightKey>>,
+    deferred: &mut Deferred,
+) {
+    let Some(OpTag { queue, .. }) = done.tag() else { return };
+    if !done.is_success() {
+        if let Some(inflight) = queues.and_then(|queues| queues.find(*queue)) {
+            inflight.fail(done.status(), deferred);
+        }
+    }
+    if let Some(made_room) = made_room {
+        if made_room.last() != Some(queue) {
+            made_room.push(*queue);
+        }
+    }
 }
 
 impl<S: Locking> Polled<S> {
@@ -187,10 +238,18 @@ impl<S: Locking> DriverHandle<S> {
     /// Resets a queue pair, and lets the driver find what had completed.
     pub(super) fn close(&self, qp: &mut OwnedQueuePair<OpTag, S>) {
         // If the reset fails, the queue pair's destructor leaks what may be in use.
-        // Nothing of the program is dropped under the lock.
-        let unposted = self.shared.polled.lock().map(|mut polled| qp.reset_keeping(&mut polled.cq));
-        drop(unposted);
-        self.wake();
+        // Nothing of the program runs under the lock.
+        let mut deferred = Deferred::default();
+        let unposted = self.shared.polled.lock().map(|mut polled| {
+            let Polled { cq, queues, over } = &mut *polled;
+            let queues = queues.as_ref();
+            qp.reset_keeping(cq, |cq| poll(cq, queues, over, usize::MAX, &mut deferred).map(drop))
+        });
+        let mut calls = FirstPanic::default();
+        calls.catch(|| deferred.run());
+        calls.catch(|| drop(unposted));
+        calls.catch(|| self.wake());
+        calls.resume();
     }
 
     /// No future waits for requests of the queue any more.
@@ -318,7 +377,7 @@ impl<S: Locking> AsyncCompletionQueue<S> {
         let readiness = readiness(channel.as_fd())?;
         let control = cq.control();
         let (cq, queues) = (OwnedCompletionQueue::new(cq), Some(InflightTable::default()));
-        let polled = S::Lock::new(Polled { cq, queues });
+        let polled = S::Lock::new(Polled { cq, queues, over: 0 });
         let shared = Arc::new(CqShared { polled, control, channel, token });
         let waker = DriverWaker::default();
         let handle = Arc::new(DriverHandle { shared: shared.clone(), waker: waker.clone() });
@@ -413,7 +472,7 @@ impl<S: Locking> AsyncCompletionQueue<S> {
             Ok(Some(srq)) => cq.adopt_on(qp, &srq)?,
             Err(error) => return Err(error.with(qp)),
         };
-        let inflight = Inflight::new(Some(&qp));
+        let inflight = Inflight::new(Some(&qp), qp.loans(), queues.waiting());
         let key = queues.insert(inflight.clone());
         drop(polled);
         Ok(AsyncQueuePair::new(qp, inflight, key, self.driver.clone()))
@@ -463,7 +522,8 @@ impl<S: Locking> AsyncCompletionQueue<S> {
             true => cq.adopt_srq(srq)?,
             false => OwnedSharedReceiveQueue::new(srq)?,
         };
-        let inflight = Inflight::new(None);
+        let no_sends = Lender::new(0, 0).table().clone();
+        let inflight = Inflight::new(None, [no_sends, srq.loans().clone()], queues.waiting());
         let key = queues.insert(inflight.clone());
         drop(polled);
         Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
@@ -591,17 +651,9 @@ struct RealIo<'d, W, S: Locking> {
 
 impl<W: Readiness, S: Locking> DriverIo for RealIo<'_, W, S> {
     fn poll_cq(&mut self) -> Result<usize> {
-        let (mut polled, deferred) = (self.shared.polled("poll_cq")?, &mut *self.deferred);
-        let Polled { cq, queues } = &mut *polled;
-        let found = cq.poll_each(POLL_BATCH, |done| {
-            if let Some(OwnedCompletion { memory, tag, outcome }) = done.into_owned() {
-                let OpTag { queue, index, side } = tag;
-                match queues.as_ref().and_then(|queues| queues.find(queue)) {
-                    Some(inflight) => inflight.complete(index, side, memory, outcome, deferred),
-                    None => deferred.drop(memory),
-                }
-            }
-        })?;
+        let mut polled = self.shared.polled("poll_cq")?;
+        let Polled { cq, queues, over } = &mut *polled;
+        let found = poll(cq, queues.as_ref(), over, POLL_BATCH, self.deferred)?;
         drop(polled);
         self.deferred.run();
         Ok(found)

@@ -280,20 +280,18 @@ impl<S: Locking> Inbox<S> {
 /// The place of the receive that was over before the others. While there is none, this task is woken when one
 /// is over.
 ///
-/// They are compared under one lock: receives that are looked at one after the other may end meanwhile, and a
-/// later message would overtake an earlier one of the same peer.
 fn first_over<S: Locking>(
     inflight: &Inflight<S>,
     posted: &VecDeque<Op<'static, Buffer, S>>,
     cx: &Context<'_>,
 ) -> Option<usize> {
     // Those that wait for room are the last.
-    let slots = || posted.iter().map_while(Op::slot);
+    let wr_ids = || posted.iter().map_while(Op::wr_id);
     loop {
-        if let Some(at) = inflight.first_over(slots()) {
+        if let Some(at) = inflight.first_over(wr_ids()) {
             return Some(at);
         }
-        let pending = slots().all(|index| inflight.watch(index, cx.waker()));
+        let pending = wr_ids().all(|wr_id| inflight.watch(wr_id, cx.waker()));
         if pending {
             return None;
         }

@@ -1,14 +1,33 @@
-//! The requests in flight of one queue pair, shared by their futures and the driver: a slot for each request
-//! with the waker of its future, and the futures that wait for room in the queue. Model-checked with loom.
+//! The requests in flight of one queue pair, as their futures and the driver share them: in the slot of its loan, each
+//! request has its memory, the waker of its future, and later its end. Beside the slots are the futures that wait for
+//! room in the queue, and why no more requests are posted. Model-checked with loom.
+//!
+//! The states of a slot are in [`loan_table`](crate::lending::loan_table). The fate in its tag:
+//!
+//! ```text
+//!               post                        completion                   poll
+//!    (free) ------------> Pending(waker) --------------> Over(outcome) --------> (free)
+//!                           |                               |  drop
+//!                           | drop, or driver gone          +---------> (free)
+//!                           v            completion
+//!                         Abandoned --------------> (free)
+//! ```
+//!
+//! The poster and the driver, which flag something for each other and then look, have a `SeqCst` fence in between: a
+//! future that waits for room ([`Inflight::wait`], [`InflightTable::make_room`]); a request that is posted while its
+//! queue breaks ([`Inflight::is_late`], [`Inflight::driver_gone`]).
 
 use super::deferred::Deferred;
 use super::locking::Locking;
 use crate::error::Error;
 use crate::first_panic::FirstPanic;
-use crate::owned::{Memory, Outcome};
+use crate::lending::loan_table::{Claim, RECV};
+use crate::owned::{Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, tag_mut};
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState, WeakQpHandle};
+use crate::sync::fork::Epoch;
 use crate::sync::lock::AnyLock;
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence};
 use crate::wc::WcStatus;
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,13 +41,38 @@ pub(super) enum Side {
     Recv,
 }
 
-/// The tag of a request, by which the driver finds its future.
-#[derive(Clone, Copy, Debug)]
+impl Side {
+    /// The bit of [`Inflight::flags`] that says that futures wait for room.
+    fn waits(self) -> u32 {
+        match self {
+            Side::Send => 1,
+            Side::Recv => 2,
+        }
+    }
+}
+
+/// Set in [`Inflight::flags`] when no more requests are posted.
+const BROKEN: u32 = 4;
+/// Set in [`Inflight::flags`] when nobody completes the requests any more.
+const GONE: u32 = 8;
+
+/// The tag of a request.
+#[derive(Debug)]
 pub(super) struct OpTag {
     /// The queue that the request was posted to.
     pub(super) queue: InflightKey,
-    pub(super) index: u32,
-    pub(super) side: Side,
+    pub(super) fate: Fate,
+}
+
+/// How far a request is.
+#[derive(Debug)]
+pub(super) enum Fate {
+    /// In flight, with the waker of its future.
+    Pending(Waker),
+    /// In flight, and no future waits for it.
+    Abandoned,
+    /// Over, and its future was not polled since. The number says how many were over before it.
+    Over(Outcome, u64),
 }
 
 /// The key of a queue in an [`InflightTable`]: an index and a generation. The key of a removed queue finds nothing,
@@ -44,11 +88,14 @@ pub(super) struct InflightKey {
 pub(super) struct InflightTable<S: Locking> {
     entries: Vec<(u32, Option<Arc<Inflight<S>>>)>,
     free: Vec<u32>,
+    /// In how many queues futures wait for room.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl<S: Locking> Default for InflightTable<S> {
     fn default() -> Self {
-        InflightTable { entries: Vec::new(), free: Vec::new() }
+        let waiting = Arc::new(AtomicUsize::new(0));
+        InflightTable { entries: Vec::new(), free: Vec::new(), waiting }
     }
 }
 
@@ -90,21 +137,36 @@ impl<S: Locking> InflightTable<S> {
         Some(inflight)
     }
 
+    /// The count of queues in which futures wait for room, for a queue that is to be inserted.
+    pub(super) fn waiting(&self) -> Arc<AtomicUsize> {
+        self.waiting.clone()
+    }
+
+    /// Whether futures wait for room in any queue. They may not be seen yet unless a fence is in front.
+    #[inline]
+    pub(super) fn anyone_waits(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Requests were over: lets futures that wait for room try again. Those of the queues `keys` if the caller knew
+    /// before that any wait, and otherwise all that began to wait meanwhile.
+    pub(super) fn make_room(&self, keys: Option<&[InflightKey]>, deferred: &mut Deferred) {
+        // Pairs with the fence of `wait`: either the future finds the room, or this call finds the future.
+        fence(Ordering::SeqCst);
+        if !self.anyone_waits() {
+            return;
+        }
+        match keys {
+            Some(keys) => keys.iter().filter_map(|key| self.find(*key)).for_each(|inflight| {
+                inflight.wake_first_waiters(deferred);
+            }),
+            None => self.iter().for_each(|inflight| inflight.wake_first_waiters(deferred)),
+        }
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Inflight<S>>> {
         self.entries.iter().filter_map(|(_, inflight)| inflight.as_ref())
     }
-}
-
-/// A slot of the table of requests in flight.
-#[derive(Debug)]
-enum OpSlot {
-    Free,
-    /// In flight, with the waker of its future.
-    Pending(Waker),
-    /// In flight, and its future was dropped.
-    Abandoned,
-    /// Over; its future was not polled since. The number says how many were over before it.
-    Over(Memory, Outcome, u64),
 }
 
 /// Why requests are not posted any more.
@@ -118,15 +180,13 @@ pub(super) enum Broken {
     Forked,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
-    slots: Vec<OpSlot>,
-    free: Vec<u32>,
     sends: Waiters,
     recvs: Waiters,
     broken: Option<Broken>,
-    /// How many requests were over so far.
-    over: u64,
+    /// Ends that their futures did not fetch before a poster needed their slots, by `wr_id`.
+    moved: Vec<(u64, Lent<OpTag>)>,
 }
 
 impl State {
@@ -137,21 +197,18 @@ impl State {
         }
     }
 
-    /// Takes a slot for a request.
-    fn take_slot(&mut self, waker: Waker) -> u32 {
-        let pending = OpSlot::Pending(waker);
-        match self.free.pop() {
-            Some(index) => {
-                if let Some(slot) = self.slots.get_mut(index as usize) {
-                    *slot = pending;
-                }
-                index
-            }
-            None => {
-                self.slots.push(pending);
-                (self.slots.len() - 1) as u32
-            }
-        }
+    /// The flags that tell a poster that it has to look here.
+    fn flags(&self) -> u32 {
+        let waits = |waiters: &Waiters, side: Side| match waiters.queue.is_empty() {
+            true => 0,
+            false => side.waits(),
+        };
+        let broken = match self.broken {
+            None => 0,
+            Some(Broken::DriverGone) => BROKEN | GONE,
+            Some(_) => BROKEN,
+        };
+        waits(&self.sends, Side::Send) | waits(&self.recvs, Side::Recv) | broken
     }
 
     /// Admits no request from now on, and wakes the futures that wait for room.
@@ -160,13 +217,6 @@ impl State {
         for waker in self.sends.drain().chain(self.recvs.drain()) {
             deferred.wake(waker);
         }
-    }
-
-    /// Frees a slot, and returns what was in it.
-    fn free_slot(&mut self, index: u32) -> OpSlot {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return OpSlot::Free };
-        self.free.push(index);
-        std::mem::replace(slot, OpSlot::Free)
     }
 }
 
@@ -231,8 +281,8 @@ fn take_waker(waker: &mut Waker) -> Waker {
 /// The answer to a request that wants to be posted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// It may be posted, and has this slot.
-    Granted(u32),
+    /// It may be posted.
+    Granted,
     /// It has to wait: others came first.
     Wait,
     Broken(Broken),
@@ -249,31 +299,108 @@ pub(super) enum OpProgress {
 
 /// Moves a queue pair to state [`ERR`](QpState::ERR), unless it is destroyed.
 pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
+    // Pairs with the fence of `is_late`: either the flush finds the receive, or its poster finds `broken`.
+    fence(Ordering::SeqCst);
     match qp.and_then(WeakQpHandle::upgrade) {
         Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
         None => Ok(()),
     }
 }
 
+/// A request is over: writes how it ended to its slot, and defers what runs code of the program. `over` is the number of
+/// requests that were over before.
+#[inline]
+pub(super) fn complete(mut done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
+    let outcome = done.outcome();
+    let Some(tag) = done.tag_mut() else { return };
+    match std::mem::replace(&mut tag.fate, Fate::Over(outcome, over)) {
+        Fate::Pending(waker) => {
+            deferred.wake(waker);
+            done.settle();
+        }
+        // No future waits for it.
+        _ => done.into_owned().into_iter().for_each(|done| deferred.drop(done.memory)),
+    }
+}
+
+/// The end of a request, moved out of its slot.
+#[inline]
+fn end(lent: Lent<OpTag>) -> OpProgress {
+    match memory_and_tag(lent) {
+        Some((memory, OpTag { fate: Fate::Over(outcome, _), .. })) => {
+            OpProgress::Over(memory, outcome)
+        }
+        // No other loan is settled.
+        _ => OpProgress::Lost(Broken::DriverGone),
+    }
+}
+
 /// The requests in flight of one queue pair, or of one shared receive queue.
 ///
-/// No code of the program runs under the lock: wakers are cloned before, and called and dropped after.
+/// No code of the program runs under the lock, or while a slot is held: wakers are cloned before, and called and
+/// dropped after.
 pub(super) struct Inflight<S: Locking = Shared> {
     state: S::Lock<State>,
+    /// [`State::flags`] as of the last change, for posters.
+    flags: AtomicU32,
+    /// The slots of sends and receives.
+    loans: [Loans<OpTag>; 2],
+    /// [`InflightTable::waiting`].
+    waiting: Arc<AtomicUsize>,
+    /// `None` where the kernel could not say which process this is.
+    epoch: Option<Epoch>,
     /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Weak, because
     /// the completion queue's table keeps this value alive, and must not keep the queue pair alive.
     qp: Option<WeakQpHandle>,
 }
 
+type StateGuard<'l, S> = <<S as Locking>::Lock<State> as AnyLock<State>>::Guard<'l>;
+
 impl<S: Locking> Inflight<S> {
-    pub(super) fn new(qp: Option<&QpControl>) -> Arc<Inflight<S>> {
-        let qp = qp.map(|control| control.qp.downgrade());
-        Arc::new(Inflight { state: S::Lock::new(State::default()), qp })
+    pub(super) fn new(
+        qp: Option<&QpControl>,
+        loans: [Loans<OpTag>; 2],
+        waiting: Arc<AtomicUsize>,
+    ) -> Arc<Inflight<S>> {
+        let (state, flags) = (S::Lock::new(State::default()), AtomicU32::new(0));
+        let (qp, epoch) = (qp.map(|control| control.qp.downgrade()), Epoch::current().ok());
+        Arc::new(Inflight { state, flags, loans, waiting, epoch, qp })
     }
 
     /// `None` in a forked child, which has no request in flight.
-    fn state(&self) -> Option<<S::Lock<State> as AnyLock<State>>::Guard<'_>> {
+    fn state(&self) -> Option<StateGuard<'_, S>> {
         self.state.lock()
+    }
+
+    /// Whether this process made the queue. In a forked child a slot may stay as a thread of the parent held it.
+    #[inline]
+    fn is_here(&self) -> bool {
+        self.epoch.is_some_and(|epoch| !epoch.is_over())
+    }
+
+    /// The slots among which that of `wr_id` is.
+    #[inline]
+    fn loans(&self, wr_id: u64) -> &Loans<OpTag> {
+        let [send, recv] = &self.loans;
+        if wr_id & RECV == 0 { send } else { recv }
+    }
+
+    /// Lets posters see what was changed.
+    fn publish(&self, state: &State) {
+        let (before, after) = (self.flags.load(Ordering::Relaxed), state.flags());
+        self.flags.store(after, Ordering::Relaxed);
+        let waits = |flags: u32| flags & (Side::Send.waits() | Side::Recv.waits()) != 0;
+        match (waits(before), waits(after)) {
+            (false, true) => _ = self.waiting.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = self.waiting.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Whether a request has to be [admitted](Self::admit) before it is posted.
+    #[inline]
+    pub(super) fn is_busy(&self, side: Side) -> bool {
+        self.flags.load(Ordering::Relaxed) & (side.waits() | BROKEN) != 0
     }
 
     /// Admits a request to be posted, unless others wait for room.
@@ -285,13 +412,14 @@ impl<S: Locking> Inflight<S> {
             return Admission::Broken(broken);
         }
         let waiters = state.waiters(side);
-        if !waiters.is_first(*ticket) {
-            let old = waiters.enter(ticket, waker);
+        if waiters.is_first(*ticket) {
             drop(state);
-            drop(old);
-            return Admission::Wait;
+            return Admission::Granted;
         }
-        Admission::Granted(state.take_slot(waker))
+        let old = waiters.enter(ticket, waker);
+        drop(state);
+        drop(old);
+        Admission::Wait
     }
 
     /// Lets a request wait for room. The caller then tries to post once more: a completion that came before
@@ -300,24 +428,20 @@ impl<S: Locking> Inflight<S> {
         let waker = waker.clone();
         let Some(mut state) = self.state() else { return };
         let old = state.waiters(side).enter(ticket, waker);
+        self.publish(&state);
         drop(state);
+        // Pairs with the fence of `make_room`.
+        fence(Ordering::SeqCst);
         drop(old);
-    }
-
-    /// Frees the slot of a request that was admitted and not posted.
-    pub(super) fn release(&self, index: u32) {
-        let Some(mut state) = self.state() else { return };
-        let left = state.free_slot(index);
-        drop(state);
-        drop(left);
     }
 
     /// Stops waiting for room, because the request is posted or its future is dropped. The next waiter may
     /// find room, too.
-    pub(super) fn leave(&self, side: Side, ticket: &mut Option<u64>) {
-        let Some(ticket) = ticket.take() else { return };
+    pub(super) fn leave(&self, side: Side, ticket: Option<u64>) {
+        let Some(ticket) = ticket else { return };
         let Some(mut state) = self.state() else { return };
         let [left, next] = state.waiters(side).leave(ticket);
+        self.publish(&state);
         drop(state);
         // A future's destructor comes here: a waker that panics while the thread unwinds must not abort the process.
         let mut calls = FirstPanic::default();
@@ -326,121 +450,188 @@ impl<S: Locking> Inflight<S> {
         calls.resume();
     }
 
-    /// Which of these requests was over before the others: its place among `indices`. `None` while all of
-    /// them are pending.
-    pub(super) fn first_over(&self, mut indices: impl Iterator<Item = u32>) -> Option<usize> {
-        // In a forked child nothing is in flight, and the first future that is asked reports it.
-        let Some(state) = self.state() else { return indices.next().map(|_| 0) };
-        let order = |index: u32| match state.slots.get(index as usize) {
-            Some(OpSlot::Over(_, _, order)) => Some(*order),
-            Some(OpSlot::Pending(_)) if state.broken != Some(Broken::DriverGone) => None,
-            _ => Some(u64::MAX),
+    /// Lets the first future of each side that waits for room try again.
+    fn wake_first_waiters(&self, deferred: &mut Deferred) {
+        let Some(mut state) = self.state() else { return };
+        let first = [state.sends.take_first_waker(), state.recvs.take_first_waker()];
+        first.into_iter().flatten().for_each(|waker| deferred.wake(waker));
+    }
+
+    /// Moves ends that their futures did not fetch out of the slots, and returns whether that made room. Otherwise a
+    /// program that waits for one request before it looks at those posted earlier would wait for ever.
+    #[cold]
+    pub(super) fn move_ends(&self, side: Side) -> bool {
+        let Some(mut state) = self.state() else { return false };
+        let [send, recv] = &self.loans;
+        let loans = if side == Side::Send { send } else { recv };
+        let before = state.moved.len();
+        loans.take_settled(|wr_id, lent| state.moved.push((wr_id, lent)));
+        state.moved.len() > before
+    }
+
+    /// The end of a request that is not in its slot.
+    #[cold]
+    fn take_moved(&self, wr_id: u64) -> Option<Lent<OpTag>> {
+        let mut state = self.state()?;
+        let at = state.moved.iter().position(|(other, _)| *other == wr_id)?;
+        Some(state.moved.swap_remove(at).1)
+    }
+
+    /// How many requests were over before this one; `None` while it is pending.
+    fn order(&self, wr_id: u64) -> Option<u64> {
+        let order = |lent: &mut Lent<OpTag>| match tag_mut(lent) {
+            Some(OpTag { fate: Fate::Over(_, order), .. }) => *order,
+            _ => u64::MAX,
         };
-        let over = indices.enumerate().filter_map(|(at, index)| Some((order(index)?, at)));
-        over.min().map(|(_, at)| at)
+        match self.loans(wr_id).claim(wr_id) {
+            Claim::Lent(_) => (self.flags.load(Ordering::Relaxed) & GONE != 0).then_some(u64::MAX),
+            Claim::Settled(mut loan) => {
+                let order = order(loan.get_mut());
+                loan.settle();
+                Some(order)
+            }
+            Claim::Moved => {
+                let mut state = self.state()?;
+                let moved = state.moved.iter_mut().find(|(other, _)| *other == wr_id);
+                Some(moved.map_or(u64::MAX, |(_, lent)| order(lent)))
+            }
+        }
+    }
+
+    /// Which of these requests was over before the others: its place among `wr_ids`. `None` while all of
+    /// them are pending.
+    pub(super) fn first_over(&self, wr_ids: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+        // In a forked child nothing is in flight, and the first future that is asked reports it.
+        if !self.is_here() {
+            return wr_ids.clone().next().map(|_| 0);
+        }
+        let find = || {
+            let wr_ids = wr_ids.clone().enumerate();
+            let over = wr_ids.filter_map(|(at, wr_id)| Some((self.order(wr_id)?, at)));
+            over.min().map(|(_, at)| at)
+        };
+        // Requests that were looked at may have ended before the one that was found. Having found it, this thread
+        // sees the ends of all that were over before.
+        find().and_then(|_| find())
     }
 
     /// Lets the end of a request wake this task. Returns whether the request is pending; if it is not, nobody
     /// is woken.
-    pub(super) fn watch(&self, index: u32, waker: &Waker) -> bool {
-        // A clone of the waker, made without the lock held, and only if the slot has another waker.
+    pub(super) fn watch(&self, wr_id: u64, waker: &Waker) -> bool {
+        if !self.is_here() {
+            return false;
+        }
+        // A clone of the waker, made while the slot is not held, and only if the slot has another waker.
         let mut fresh = None;
         loop {
-            let Some(mut state) = self.state() else { return false };
-            let gone = state.broken == Some(Broken::DriverGone);
-            let left = match state.slots.get_mut(index as usize) {
-                Some(OpSlot::Pending(_)) if gone => return false,
-                Some(OpSlot::Pending(old)) if old.will_wake(waker) => return true,
-                Some(OpSlot::Pending(old)) => match fresh.take() {
-                    Some(new) => std::mem::replace(old, new),
-                    None => {
-                        drop(state);
-                        fresh = Some(waker.clone());
-                        continue;
-                    }
-                },
-                _ => return false,
+            let mut loan = match self.loans(wr_id).claim(wr_id) {
+                Claim::Lent(loan) => loan,
+                Claim::Settled(loan) => {
+                    loan.settle();
+                    return false;
+                }
+                Claim::Moved => return false,
             };
-            drop(state);
+            // The slot is held: either `driver_gone` finds the waker in it, or this finds its flag.
+            if self.flags.load(Ordering::Relaxed) & GONE != 0 {
+                return false;
+            }
+            let Some(OpTag { fate: Fate::Pending(old), .. }) = tag_mut(loan.get_mut()) else {
+                return false;
+            };
+            if old.will_wake(waker) {
+                return true;
+            }
+            let left = match fresh.take() {
+                Some(new) => std::mem::replace(old, new),
+                None => {
+                    drop(loan);
+                    fresh = Some(waker.clone());
+                    continue;
+                }
+            };
+            drop(loan);
             drop(left);
             return true;
         }
     }
 
-    /// Says how far the request in a slot is. Unless the request is pending, its slot is freed.
-    pub(super) fn progress(&self, index: u32, waker: &Waker) -> OpProgress {
-        if self.watch(index, waker) {
+    /// Says how far a request is. Unless it is pending, its slot is freed, or is left to the device.
+    #[inline]
+    pub(super) fn progress(&self, wr_id: u64, waker: &Waker) -> OpProgress {
+        if !self.is_here() {
+            return OpProgress::Lost(Broken::Forked);
+        }
+        match self.loans(wr_id).claim(wr_id) {
+            Claim::Settled(loan) => end(loan.take()),
+            Claim::Lent(loan) => {
+                drop(loan);
+                self.progress_in_flight(wr_id, waker)
+            }
+            Claim::Moved => {
+                self.take_moved(wr_id).map_or(OpProgress::Lost(Broken::DriverGone), end)
+            }
+        }
+    }
+
+    fn progress_in_flight(&self, wr_id: u64, waker: &Waker) -> OpProgress {
+        if self.watch(wr_id, waker) {
             return OpProgress::Pending;
         }
-        let Some(mut state) = self.state() else { return OpProgress::Lost(Broken::Forked) };
-        let (progress, left) = match state.slots.get_mut(index as usize) {
+        match self.loans(wr_id).claim(wr_id) {
+            Claim::Settled(loan) => end(loan.take()),
             // The driver is gone, and its completion will not be seen.
-            Some(slot @ OpSlot::Pending(_)) => {
-                let left = std::mem::replace(slot, OpSlot::Abandoned);
-                (OpProgress::Lost(Broken::DriverGone), left)
+            Claim::Lent(mut loan) => {
+                let left = tag_mut(loan.get_mut())
+                    .map(|tag| std::mem::replace(&mut tag.fate, Fate::Abandoned));
+                drop(loan);
+                drop(left);
+                OpProgress::Lost(Broken::DriverGone)
             }
-            _ => match state.free_slot(index) {
-                OpSlot::Over(memory, outcome, _) => {
-                    (OpProgress::Over(memory, outcome), OpSlot::Free)
-                }
-                left => (OpProgress::Lost(Broken::DriverGone), left),
-            },
-        };
-        drop(state);
-        drop(left);
-        progress
+            Claim::Moved => {
+                self.take_moved(wr_id).map_or(OpProgress::Lost(Broken::DriverGone), end)
+            }
+        }
     }
 
     /// The future of a request was dropped. The memory stays lent until the request is over.
-    pub(super) fn abandon(&self, index: u32) {
-        let Some(mut state) = self.state() else { return };
-        let left = match state.slots.get_mut(index as usize) {
-            Some(slot @ OpSlot::Pending(_)) => std::mem::replace(slot, OpSlot::Abandoned),
-            _ => state.free_slot(index),
+    pub(super) fn abandon(&self, wr_id: u64) {
+        if !self.is_here() {
+            return;
+        }
+        let (mut fate, mut moved) = (None, None);
+        let settled = match self.loans(wr_id).claim(wr_id) {
+            Claim::Lent(mut loan) => {
+                fate = tag_mut(loan.get_mut())
+                    .map(|tag| std::mem::replace(&mut tag.fate, Fate::Abandoned));
+                None
+            }
+            Claim::Settled(loan) => Some(loan),
+            Claim::Moved => {
+                moved = self.take_moved(wr_id);
+                None
+            }
         };
-        drop(state);
-        // After the lock: dropping memory or a waker runs code of the program. As in `leave`, it may panic.
-        FirstPanic::of_one(|| drop(left));
+        // With the slot released: dropping memory or a waker runs code of the program. As in `leave`, it may panic.
+        FirstPanic::of_one(|| drop((fate, moved, settled)));
     }
 
-    /// A request is over: stores how it ended for its future, and defers what runs code of the program.
-    pub(super) fn complete(
-        &self,
-        index: u32,
-        side: Side,
-        memory: Memory,
-        outcome: Outcome,
-        deferred: &mut Deferred,
-    ) {
-        let Some(mut state) = self.state() else { return deferred.drop(memory) };
-        let first = !outcome.is_success() && self.qp.is_some() && state.broken.is_none();
-        if first {
-            state.break_with(Broken::Failed(outcome.status), deferred);
+    /// A request failed: admits none from now on.
+    #[cold]
+    pub(super) fn fail(&self, status: WcStatus, deferred: &mut Deferred) {
+        if self.qp.is_none() {
+            return;
         }
-        state.waiters(side).take_first_waker().into_iter().for_each(|waker| deferred.wake(waker));
-        let order = state.over;
-        state.over += 1;
-        match state.slots.get_mut(index as usize) {
-            Some(slot @ OpSlot::Pending(_)) => {
-                if let OpSlot::Pending(waker) =
-                    std::mem::replace(slot, OpSlot::Over(memory, outcome, order))
-                {
-                    deferred.wake(waker);
-                }
-            }
-            Some(OpSlot::Abandoned) => {
-                state.free_slot(index);
-                deferred.drop(memory);
-            }
-            // The slot is not the request's any more: no future waits for it.
-            _ => deferred.drop(memory),
+        let Some(mut state) = self.state() else { return };
+        if state.broken.is_some() {
+            return;
         }
+        state.break_with(Broken::Failed(status), deferred);
+        self.publish(&state);
         drop(state);
-        if first {
-            // The device moved the queue pair to ERR by itself. Moving it there once more makes rxe flush the
-            // receives that were posted since.
-            deferred.flush(self.qp.clone());
-        }
+        // The device moved the queue pair to ERR by itself. Moving it there once more makes rxe flush the
+        // receives that were posted since.
+        deferred.flush(self.qp.clone());
     }
 
     /// Admits no request any more, and flushes those that are posted.
@@ -449,9 +640,10 @@ impl<S: Locking> Inflight<S> {
         let Some(mut state) = self.state() else { return Err(Error::forked("abort")) };
         if state.broken.is_none() {
             state.break_with(Broken::Failed(WcStatus::WR_FLUSH_ERR), &mut deferred);
+            self.publish(&state);
         }
         drop(state);
-        // Only now that `broken` is set: a receive that is posted meanwhile sees it in `recv_posted`.
+        // Only now that `broken` is set: a receive that is posted meanwhile sees it in `is_late`.
         let flushed = self.flush();
         deferred.run();
         flushed
@@ -461,25 +653,39 @@ impl<S: Locking> Inflight<S> {
         flush(self.qp.as_ref())
     }
 
-    /// A receive was posted. If the queue pair broke after the receive was admitted, the queue pair is moved
-    /// to ERR again, because rxe flushes receives only then.
-    pub(super) fn recv_posted(&self) {
-        // `broken` is set under this lock before the queue pair is flushed: either that flush finds the
-        // receive, or this call finds `broken`.
-        let broken = self.state().and_then(|state| state.broken);
-        if matches!(broken, Some(Broken::Failed(_))) {
+    /// A request was posted. Returns whether nobody will complete it. A receive whose queue pair broke after it was
+    /// admitted has the queue pair moved to ERR again, because rxe flushes receives only then.
+    #[inline]
+    pub(super) fn is_late(&self, side: Side) -> bool {
+        // Pairs with the fences of `flush` and `driver_gone`.
+        fence(Ordering::SeqCst);
+        let flags = self.flags.load(Ordering::Relaxed);
+        flags & BROKEN != 0 && self.is_later_than(flags, side)
+    }
+
+    #[cold]
+    fn is_later_than(&self, flags: u32, side: Side) -> bool {
+        let gone = flags & GONE != 0;
+        if side == Side::Recv && !gone {
             let _ = self.flush();
         }
+        gone
     }
 
     /// The driver has ended: fails all futures.
     pub(super) fn driver_gone(&self, deferred: &mut Deferred) {
         let Some(mut state) = self.state() else { return };
         state.break_with(Broken::DriverGone, deferred);
-        for slot in &mut state.slots {
-            if let OpSlot::Pending(waker) = slot {
-                deferred.wake(take_waker(waker));
-            }
+        self.publish(&state);
+        drop(state);
+        // Pairs with the fence of `is_late`: either this call finds the request, or its poster finds the flag.
+        fence(Ordering::SeqCst);
+        for loans in &self.loans {
+            loans.each_lent(|lent| {
+                if let Some(OpTag { fate: Fate::Pending(waker), .. }) = tag_mut(lent) {
+                    deferred.wake(take_waker(waker));
+                }
+            });
         }
     }
 
@@ -492,15 +698,74 @@ impl<S: Locking> Inflight<S> {
 
     /// How many requests are in flight, abandoned ones included.
     pub(super) fn in_flight(&self) -> usize {
-        let Some(state) = self.state() else { return 0 };
-        let in_flight = |slot: &&OpSlot| matches!(slot, OpSlot::Pending(_) | OpSlot::Abandoned);
-        state.slots.iter().filter(in_flight).count()
+        if self.is_here() { self.loans.iter().map(Loans::lent).sum() } else { 0 }
+    }
+}
+
+impl<S: Locking> Drop for Inflight<S> {
+    fn drop(&mut self) {
+        // A forgotten future may wait for ever.
+        if self.flags.load(Ordering::Relaxed) & (Side::Send.waits() | Side::Recv.waits()) != 0 {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
 impl<S: Locking> fmt::Debug for Inflight<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inflight").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+/// A queue without a device: its lender posts, and a call completes.
+#[cfg(test)]
+mod queue {
+    use super::*;
+    use crate::lending::loan_table::lender::Lender;
+    use crate::number::Qpn;
+    use crate::owned::lent;
+    use crate::wc::WcOpcode;
+
+    pub(super) struct Queue {
+        pub(super) inflight: Arc<Inflight>,
+        pub(super) table: InflightTable<Shared>,
+        lender: Lender<Lent<OpTag>>,
+        key: InflightKey,
+    }
+
+    impl Queue {
+        /// A queue of `depth` sends.
+        pub(super) fn new(depth: u32) -> Queue {
+            let (lender, mut table) = (Lender::new(depth, 0), InflightTable::default());
+            let no_receives = Lender::new(0, RECV).table().clone();
+            let loans = [lender.table().clone(), no_receives];
+            let inflight = Inflight::new(None, loans, table.waiting());
+            let key = table.insert(inflight.clone());
+            Queue { inflight, table, lender, key }
+        }
+
+        /// Posts a request; `None` if the queue is full.
+        pub(super) fn post(&mut self, waker: &Waker) -> Option<u64> {
+            let tag = OpTag { queue: self.key, fate: Fate::Pending(waker.clone()) };
+            let mut batch = self.lender.begin();
+            let Ok(slot) = batch.free_slot() else { return None };
+            let wr_id = slot.wr_id();
+            slot.lend(lent(Memory::None, tag));
+            batch.commit();
+            Some(wr_id)
+        }
+
+        /// Completes a request, as the driver does, and wakes nobody yet.
+        pub(super) fn complete(
+            inflight: &Inflight,
+            wr_id: u64,
+            over: u64,
+            deferred: &mut Deferred,
+        ) {
+            let outcome = Outcome::new(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
+            let loan = inflight.loans(wr_id).take_back(wr_id).expect("it is in flight");
+            super::complete(VisitedCompletion::copied(loan, outcome), over, deferred);
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! Requests as futures.
 
-use super::inflight::{Admission, Broken, Inflight, InflightKey, OpProgress, OpTag, Side};
+use super::inflight::{Admission, Broken, Inflight, OpProgress, Side};
 use super::locking::Locking;
 use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::error::{Error, debug_is_sentence};
-use crate::first_panic::FirstPanic;
 use crate::owned::{Buffer, Lend, Memory, NamedBytes, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
@@ -48,58 +47,54 @@ impl<S: Locking> OpQueue<S> {
         }
     }
 
+    /// Posts one request, which takes `memory` and `waker`; an error leaves them. Runs no code of the program. `named`
+    /// is what the memory said, unless it is a [`Buffer`].
     #[inline]
-    fn key(&self) -> InflightKey {
-        match self {
-            OpQueue::Qp(qp) => qp.key(),
-            OpQueue::Srq(srq) => srq.key(),
-        }
-    }
-
-    /// Posts one request, which takes `memory`; an error leaves it. Runs no code of the program.
     fn post(
         &self,
         request: &OpRequest<'_>,
         memory: &mut Memory,
-        named: NamedBytes,
-        tag: OpTag,
+        named: Option<NamedBytes>,
+        waker: &mut Option<Waker>,
     ) -> Result<Posted, PostError> {
         match self {
-            OpQueue::Qp(qp) => qp.post_one(request, memory, named, tag),
-            OpQueue::Srq(srq) => srq.post_one(memory, named, tag),
+            OpQueue::Qp(qp) => qp.post_one(request, memory, named, waker),
+            OpQueue::Srq(srq) => srq.post_one(memory, named, waker),
         }
+    }
+
+    /// Posts a request that found the queue full, or lets it wait for room.
+    #[cold]
+    fn post_or_wait(
+        &self,
+        request: &OpRequest<'_>,
+        memory: &mut Memory,
+        named: Option<NamedBytes>,
+        ticket: &mut Option<u64>,
+        waker: &Waker,
+    ) -> Result<Posted, PostError> {
+        let (inflight, side, mut own) = (self.inflight(), request.side(), Some(waker.clone()));
+        if inflight.move_ends(side) {
+            match self.post(request, memory, named, &mut own) {
+                Err(PostError::Full) => {}
+                posted => return posted,
+            }
+        }
+        inflight.wait(side, ticket, waker);
+        // Once more: a completion that came before `wait` made room and woke nobody.
+        self.post(request, memory, named, &mut own)
     }
 }
 
 /// The fate of a request that was posted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Posted {
-    /// It completes.
-    InFlight,
-    /// The device is gone: it is lent, and nothing of the queue pair completes any more.
-    Lost,
+    /// It completes, and its loan has this `wr_id`.
+    InFlight(u64),
+    /// The same, but the device is gone, and nothing of the queue pair completes any more.
+    Lost(u64),
     /// The queue was not rung, and the batch was dropped with the memory.
     Dropped(RingError),
-}
-
-/// The slot of a request that was admitted. It is freed unless the request is posted, also by a panic.
-struct GrantedSlot<'i, S: Locking> {
-    inflight: &'i Inflight<S>,
-    index: u32,
-}
-
-impl<S: Locking> GrantedSlot<'_, S> {
-    /// The request was posted.
-    fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl<S: Locking> Drop for GrantedSlot<'_, S> {
-    fn drop(&mut self) {
-        // It drops the waker that was cloned for the slot.
-        FirstPanic::of_one(|| self.inflight.release(self.index));
-    }
 }
 
 /// A request: a future that returns how the request ended, and the memory that it worked on.
@@ -153,8 +148,8 @@ pub struct Op<'a, L, S: Locking = Shared> {
 enum Stage {
     /// Not posted, with its ticket if it waits for room.
     New(Memory, Option<u64>),
-    /// Posted, with its slot in [`Inflight`].
-    Posted(u32),
+    /// Posted, with the `wr_id` of its loan.
+    Posted(u64),
     /// Not posted because of an error, which the next poll returns.
     Failed(Option<Memory>, OpErrorKind),
     /// The future has returned how the request ended.
@@ -287,7 +282,7 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
 
     /// Whether the request was posted. From then on the device works on it, even if the future is dropped.
     pub fn is_posted(&self) -> bool {
-        self.slot().is_some()
+        self.wr_id().is_some()
     }
 
     /// Whether the request is still to be posted.
@@ -308,10 +303,10 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
         if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// The slot of a request that was posted.
-    pub(super) fn slot(&self) -> Option<u32> {
+    /// The `wr_id` of a request that was posted.
+    pub(super) fn wr_id(&self) -> Option<u64> {
         match self.stage {
-            Stage::Posted(index) => Some(index),
+            Stage::Posted(wr_id) => Some(wr_id),
             _ => None,
         }
     }
@@ -337,52 +332,64 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
         let Op { queue, request, stage, .. } = self;
         let Stage::New(memory, ticket) = stage else { return self.end_failed() };
         let (side, inflight) = (request.side(), queue.inflight());
-        let slot = match inflight.admit(side, ticket, waker) {
-            Admission::Granted(index) => GrantedSlot { inflight, index },
-            Admission::Wait => return Poll::Pending,
-            Admission::Broken(broken) => {
-                *stage = Stage::Failed(Some(memory.take()), broken.into());
-                return self.end_failed();
+        if ticket.is_some() || inflight.is_busy(side) {
+            match inflight.admit(side, ticket, waker) {
+                Admission::Granted => {}
+                Admission::Wait => return Poll::Pending,
+                Admission::Broken(broken) => {
+                    *stage = Stage::Failed(Some(memory.take()), broken.into());
+                    return self.end_failed();
+                }
             }
-        };
+        }
         // Asked without a lock.
-        let named = memory.named_bytes();
-        let index = slot.index;
-        let tag = OpTag { queue: queue.key(), index, side };
-        let mut posted = queue.post(request, memory, named, tag);
+        let named = match &*memory {
+            Memory::Buffer(_) => None,
+            other => Some(other.named_bytes()),
+        };
+        let mut own = Some(waker.clone());
+        let mut posted = queue.post(request, memory, named, &mut own);
         if let Err(PostError::Full) = posted {
-            inflight.wait(side, ticket, waker);
-            // Once more: a completion that came before `wait` made room and woke nobody.
-            posted = queue.post(request, memory, named, tag);
+            posted = queue.post_or_wait(request, memory, named, ticket, waker);
         }
         let (memory, error) = match posted {
-            Ok(posted @ (Posted::InFlight | Posted::Lost)) => {
-                slot.keep();
-                let mut ticket = ticket.take();
-                *stage = Stage::Posted(index);
-                if side == Side::Recv {
-                    inflight.recv_posted();
+            Ok(Posted::InFlight(wr_id)) => {
+                let ticket = ticket.take();
+                *stage = Stage::Posted(wr_id);
+                let is_late = inflight.is_late(side);
+                if ticket.is_some() {
+                    inflight.leave(side, ticket);
                 }
-                if posted == Posted::Lost {
-                    inflight.fail_all();
-                }
-                inflight.leave(side, &mut ticket);
+                return if is_late { self.poll_posted(wr_id, waker) } else { Poll::Pending };
+            }
+            Ok(Posted::Lost(wr_id)) => {
+                let ticket = ticket.take();
+                *stage = Stage::Posted(wr_id);
+                inflight.fail_all();
+                inflight.leave(side, ticket);
                 return Poll::Pending;
             }
-            Err(PostError::Full) => {
-                drop(slot);
-                return Poll::Pending;
-            }
+            Err(PostError::Full) => return Poll::Pending,
             Ok(Posted::Dropped(error)) => (None, error.into()),
             Err(error) => (Some(memory.take()), error),
         };
-        let mut ticket = ticket.take();
+        let ticket = ticket.take();
         *stage = Stage::Failed(memory, OpErrorKind::Post(error));
-        let mut calls = FirstPanic::default();
-        calls.catch(|| drop(slot));
-        calls.catch(|| inflight.leave(side, &mut ticket));
-        calls.resume();
+        inflight.leave(side, ticket);
         self.end_failed()
+    }
+
+    /// How far a [posted](Stage::Posted) request is.
+    #[inline]
+    fn poll_posted(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
+        match self.queue.inflight().progress(wr_id, waker) {
+            OpProgress::Pending => Poll::Pending,
+            OpProgress::Over(memory, outcome) => self.end(memory, outcome),
+            OpProgress::Lost(broken) => {
+                self.stage = Stage::Over;
+                Self::fail(None, broken.into())
+            }
+        }
     }
 
     /// How a [posted](Stage::Posted) request ended.
@@ -409,24 +416,23 @@ impl<L: Lend, S: Locking> Future for Op<'_, L, S> {
         let this = &mut *self;
         match &this.stage {
             Stage::New(..) => this.start(cx.waker()),
-            Stage::Posted(index) => match this.queue.inflight().progress(*index, cx.waker()) {
-                OpProgress::Pending => Poll::Pending,
-                OpProgress::Over(memory, outcome) => this.end(memory, outcome),
-                OpProgress::Lost(broken) => {
-                    this.stage = Stage::Over;
-                    Self::fail(None, broken.into())
-                }
-            },
+            Stage::Posted(wr_id) => {
+                let wr_id = *wr_id;
+                this.poll_posted(wr_id, cx.waker())
+            }
             Stage::Failed(..) | Stage::Over => this.end_failed(),
         }
     }
 }
 
 impl<L, S: Locking> Drop for Op<'_, L, S> {
+    #[inline]
     fn drop(&mut self) {
         match &mut self.stage {
-            Stage::New(_, ticket) => self.queue.inflight().leave(self.request.side(), ticket),
-            Stage::Posted(index) => self.queue.inflight().abandon(*index),
+            Stage::New(_, ticket) => {
+                self.queue.inflight().leave(self.request.side(), ticket.take());
+            }
+            Stage::Posted(wr_id) => self.queue.inflight().abandon(*wr_id),
             Stage::Failed(..) | Stage::Over => {}
         }
     }

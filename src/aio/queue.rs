@@ -1,7 +1,7 @@
 //! Queue pairs and shared receive queues whose requests are futures.
 
 use super::driver::DriverHandle;
-use super::inflight::{Inflight, InflightKey, OpTag};
+use super::inflight::{Fate, Inflight, InflightKey, OpTag};
 use super::locking::Locking;
 use super::op::{AtomicOp, Op, OpQueue, OpRequest, Posted};
 use crate::error::Error;
@@ -19,6 +19,7 @@ use crate::wr::{PostError, Remote, RingError, SendWr};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::task::Waker;
 
 struct Inner<S: Locking> {
     /// Dropped first: `posting` then holds the last reference to the queue pair.
@@ -47,56 +48,111 @@ impl<S: Locking> Drop for Inner<S> {
 }
 
 impl<S: Locking> Inner<S> {
+    #[inline]
     fn post(
         &self,
         request: &OpRequest<'_>,
         memory: &mut Memory,
-        named: NamedBytes,
-        tag: OpTag,
+        named: Option<NamedBytes>,
+        waker: &mut Option<Waker>,
     ) -> Result<Posted, PostError> {
         let mut qp = self.posting.lock().ok_or(PostError::Forked)?;
         match request {
             OpRequest::Send(wr) => {
                 let mut batch = qp.send_batch()?;
-                lend(memory, named, |memory| batch.push(*wr, memory, tag))?;
-                match S::ring(batch, self.driver.token()) {
-                    Ok(()) => Ok(Posted::InFlight),
-                    Err(RingError::StillQueued(_)) => {
-                        // The request stays in the queue, where the device does not look: flush it.
-                        let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
-                        // If that fails, the device is gone, and completes nothing.
-                        Ok(if flush.is_err() { Posted::Lost } else { Posted::InFlight })
+                match Request::new(self.key, memory, named, waker) {
+                    Request::Buffer(buffer, tag) => {
+                        let pushed = batch.push(*wr, buffer, tag);
+                        pushed.map_err(|refused| put_back(refused, memory, waker))?;
                     }
-                    Err(error) => Ok(Posted::Dropped(error)),
+                    Request::Other(asked, tag) => {
+                        let pushed = batch.push(*wr, asked, tag);
+                        pushed.map_err(|refused| put_back(refused, memory, waker))?;
+                    }
+                }
+                let wr_id = batch.last();
+                match S::ring(batch, self.driver.token()) {
+                    Ok(()) => Ok(Posted::InFlight(wr_id)),
+                    Err(error) => Ok(self.not_rung(wr_id, error)),
                 }
             }
-            OpRequest::Recv => post_recv(qp.recv_batch()?, memory, named, tag),
+            OpRequest::Recv => post_recv(qp.recv_batch()?, self.key, memory, named, waker),
+        }
+    }
+
+    #[cold]
+    fn not_rung(&self, wr_id: u64, error: RingError) -> Posted {
+        let RingError::StillQueued(_) = error else { return Posted::Dropped(error) };
+        // The request stays in the queue, where the device does not look: flush it.
+        let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
+        // If that fails, the device is gone, and completes nothing.
+        if flush.is_err() { Posted::Lost(wr_id) } else { Posted::InFlight(wr_id) }
+    }
+}
+
+/// Memory and tag of a request: most requests have a buffer, which is lent in fewer steps.
+enum Request {
+    Buffer(Buffer, OpTag),
+    Other(AskedMemory, OpTag),
+}
+
+impl Request {
+    #[inline(always)]
+    fn new(
+        queue: InflightKey,
+        memory: &mut Memory,
+        named: Option<NamedBytes>,
+        waker: &mut Option<Waker>,
+    ) -> Request {
+        // There is one.
+        let fate = waker.take().map_or(Fate::Abandoned, Fate::Pending);
+        let tag = OpTag { queue, fate };
+        match (memory.take(), named) {
+            (Memory::Buffer(buffer), _) => Request::Buffer(buffer, tag),
+            (memory, named) => {
+                let named = named.unwrap_or_else(|| memory.named_bytes());
+                Request::Other(AskedMemory { memory, named }, tag)
+            }
         }
     }
 }
 
-/// Lends `memory`, which stays where it is after an error.
-fn lend(
+/// Gives back what a request was refused with.
+#[cold]
+fn put_back<L: Lend>(
+    refused: PushError<L, OpTag>,
     memory: &mut Memory,
-    named: NamedBytes,
-    push: impl FnOnce(AskedMemory) -> Result<(), PushError<AskedMemory, OpTag>>,
-) -> Result<(), PostError> {
-    push(AskedMemory { memory: memory.take(), named }).map_err(|refused| {
-        *memory = refused.memory.memory;
-        refused.error
-    })
+    waker: &mut Option<Waker>,
+) -> PostError {
+    *memory = refused.memory.into_memory();
+    if let Fate::Pending(back) = refused.tag.fate {
+        *waker = Some(back);
+    }
+    refused.error
 }
 
+#[inline]
 fn post_recv(
     mut batch: OwnedRecvBatch<'_, OpTag>,
+    key: InflightKey,
     memory: &mut Memory,
-    named: NamedBytes,
-    tag: OpTag,
+    named: Option<NamedBytes>,
+    waker: &mut Option<Waker>,
 ) -> Result<Posted, PostError> {
-    lend(memory, named, |memory| batch.push_any(memory, tag))?;
+    match Request::new(key, memory, named, waker) {
+        Request::Buffer(buffer, tag) => {
+            let pushed = batch.push(buffer, tag);
+            pushed.map_err(|refused| put_back(refused, memory, waker))?;
+        }
+        Request::Other(asked, tag) => {
+            let pushed = batch.push_any(asked, tag);
+            pushed.map_err(|refused| put_back(refused, memory, waker))?;
+        }
+    }
+    let wr_id = batch.last();
     match batch.ring() {
         Err(error) if !error.stays_queued() => Ok(Posted::Dropped(error)),
-        _ => Ok(Posted::InFlight),
+        _ => Ok(Posted::InFlight(wr_id)),
     }
 }
 
@@ -136,18 +192,14 @@ impl<S: Locking> AsyncQueuePair<S> {
     }
 
     #[inline]
-    pub(super) fn key(&self) -> InflightKey {
-        self.inner.key
-    }
-
     pub(super) fn post_one(
         &self,
         request: &OpRequest<'_>,
         memory: &mut Memory,
-        named: NamedBytes,
-        tag: OpTag,
+        named: Option<NamedBytes>,
+        waker: &mut Option<Waker>,
     ) -> Result<Posted, PostError> {
-        self.inner.post(request, memory, named, tag)
+        self.inner.post(request, memory, named, waker)
     }
 
     /// Posts any request on `memory`. `wr` itself names no memory, and its `wr_id` is not used.
@@ -332,19 +384,14 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
         &self.inner.inflight
     }
 
-    #[inline]
-    pub(super) fn key(&self) -> InflightKey {
-        self.inner.key
-    }
-
     pub(super) fn post_one(
         &self,
         memory: &mut Memory,
-        named: NamedBytes,
-        tag: OpTag,
+        named: Option<NamedBytes>,
+        waker: &mut Option<Waker>,
     ) -> Result<Posted, PostError> {
         let mut srq = self.inner.srq.lock().ok_or(PostError::Forked)?;
-        post_recv(srq.batch()?, memory, named, tag)
+        post_recv(srq.batch()?, self.inner.key, memory, named, waker)
     }
 }
 

@@ -67,7 +67,19 @@ impl<K, A, B> CompactEnum<K, A, B> {
         }
     }
 
+    /// Borrows the variant, to be changed.
+    #[inline(always)]
+    pub(crate) fn get_mut(&mut self) -> Content<&mut K, &mut A, &mut B> {
+        match &mut self.key {
+            // SAFETY: with a key it is small, as it was made.
+            Some(key) => Content::Small(key, unsafe { &mut self.body.small }),
+            // SAFETY: without one it is not.
+            None => Content::Large(unsafe { &mut self.body.large }),
+        }
+    }
+
     /// Moves the variant out.
+    #[inline]
     pub(crate) fn open(self) -> Content<K, A, B> {
         let mut this = ManuallyDrop::new(self);
         match this.key.take() {

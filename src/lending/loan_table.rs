@@ -4,14 +4,31 @@
 //! The queue's owner lends, by the [lender]. The poller of the completion queue, perhaps another thread,
 //! takes back. A loan is named by the `wr_id` that the device carries from the request to the
 //! completion: a slot, a count, and flags. A `wr_id` that is forged, stale or shown twice takes nothing
-//! back. Neither side locks, waits or allocates. Model-checked with loom.
+//! back. Neither side locks or allocates. Model-checked with loom.
+//!
+//! The loan of a future has a third user: the future, which holds its slot for a moment to change the waker in it, and
+//! later takes from it how the request ended. The states of a slot, and who changes them:
+//!
+//! ```text
+//!            lend                 take_back               take
+//!    FREE ----------> wr_id ----------------------> TAKEN ----> FREE        a request without a future
+//!           poster    |  ^         poller             |
+//!                claim|  |drop                        | settle
+//!               future|  |future                      | poller
+//!                     v  |                            v     claim
+//!                     HELD                 SETTLED | wr_id ---------> TAKEN ----> FREE
+//!                                                           future, or a poster that needs the slot
+//! ```
+//!
+//! A thread that finds `HELD`, or a future that finds `TAKEN`, waits: the other one moves a few words and runs no code
+//! of the program meanwhile.
 
 pub(crate) mod lender;
 
 use super::compact_enum::CompactEnum;
 use crate::first_panic::FirstPanic;
 use crate::sync::ring_array::ring_size;
-use crate::sync::{AtomicU64, LoomCell, Ordering};
+use crate::sync::{AtomicU64, LoomCell, Ordering, spin_loop, yield_now};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -46,6 +63,10 @@ pub(crate) fn has_flags(wr_id: u64) -> bool {
 const FREE: u64 = NOT_LENT;
 /// The state of a slot whose payload is being taken out, and of slots that are never lent.
 const TAKEN: u64 = NOT_LENT | 1 << FLAG_BITS;
+/// The state of a slot whose payload a future changes.
+const HELD: u64 = NOT_LENT | 2 << FLAG_BITS;
+/// Set beside the `wr_id` in the state of a slot whose request is over, and whose payload waits for the future.
+const SETTLED: u64 = NOT_LENT | 1 << 5;
 
 /// A slot, on cache lines of its own, because two threads may work in neighbouring slots.
 #[derive(Debug)]
@@ -63,8 +84,63 @@ impl<P> LoanSlot<P> {
     fn take_back(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
         // Acquire pairs with the Release of `FreeSlot::lend`. If two threads show the same `wr_id`, one
         // of them gets the loan.
-        self.state.compare_exchange(wr_id, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(ReturnedLoan { slot: self, payload: PhantomData })
+        match self.state.compare_exchange(wr_id, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(ReturnedLoan { slot: self, wr_id, payload: PhantomData }),
+            Err(HELD) => self.take_back_held(wr_id),
+            Err(_) => None,
+        }
+    }
+
+    /// As [`take_back`](Self::take_back), when the future is done with the slot.
+    #[cold]
+    #[inline(never)]
+    fn take_back_held(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
+        for tries in 0.. {
+            wait(tries);
+            if self.state.load(Ordering::Relaxed) != HELD {
+                break;
+            }
+        }
+        self.take_back(wr_id)
+    }
+
+    /// Holds the loan `wr_id`, if it is in this slot.
+    #[inline]
+    fn hold(&self, wr_id: u64) -> Option<HeldLoan<'_, P>> {
+        // Acquire pairs with the Release of `lend`, and with that of another `HeldLoan`.
+        self.state.compare_exchange(wr_id, HELD, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(HeldLoan { slot: self, wr_id, payload: PhantomData })
+    }
+
+    /// Takes the loan `wr_id`, if it is in this slot and settled.
+    #[inline]
+    fn take_settled(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
+        let settled = wr_id | SETTLED;
+        // Acquire pairs with the Release of `settle`.
+        self.state.compare_exchange(settled, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(ReturnedLoan { slot: self, wr_id, payload: PhantomData })
+    }
+
+    /// What the future that posted the loan `wr_id` finds.
+    #[inline]
+    fn claim(&self, wr_id: u64) -> Claim<'_, P> {
+        for tries in 0.. {
+            let state = self.state.load(Ordering::Relaxed);
+            if state == wr_id | SETTLED {
+                if let Some(loan) = self.take_settled(wr_id) {
+                    return Claim::Settled(loan);
+                }
+            } else if state == wr_id {
+                if let Some(loan) = self.hold(wr_id) {
+                    return Claim::Lent(loan);
+                }
+            } else if state == TAKEN || state == HELD {
+                wait(tries);
+            } else {
+                break;
+            }
+        }
+        Claim::Moved
     }
 
     /// Moves the payload out of a slot in state `TAKEN`, and frees the slot. Only the thread that set
@@ -90,7 +166,19 @@ impl<P> LoanSlot<P> {
     /// Takes back whatever is lent in this slot.
     fn take_back_any(&self) -> Option<P> {
         let state = self.state.load(Ordering::Relaxed);
-        if state & NOT_LENT != 0 { None } else { self.take_back(state).map(ReturnedLoan::take) }
+        if state & NOT_LENT == 0 {
+            return self.take_back(state).map(ReturnedLoan::take);
+        }
+        self.take_any_settled().map(|(_, payload)| payload)
+    }
+
+    /// Takes whatever waits for its future in this slot.
+    fn take_any_settled(&self) -> Option<(u64, P)> {
+        let state = self.state.load(Ordering::Relaxed);
+        let wr_id = state & !SETTLED;
+        let settled = state & SETTLED == SETTLED;
+        let loan = if settled { self.take_settled(wr_id)? } else { return None };
+        Some((wr_id, loan.take()))
     }
 
     fn is_free(&self) -> bool {
@@ -115,8 +203,54 @@ impl<P> Drop for LoanSlot<P> {
 pub(crate) struct ReturnedLoan<'s, P> {
     /// In state `TAKEN`, with its payload.
     slot: &'s LoanSlot<P>,
+    wr_id: u64,
     /// `get` shares the payload, so this is `Sync` only if the payload is.
     payload: PhantomData<P>,
+}
+
+/// What a future finds that looks for its loan.
+pub(crate) enum Claim<'s, P> {
+    /// The request is not over.
+    Lent(HeldLoan<'s, P>),
+    /// The request is over, and its end is in the payload.
+    Settled(ReturnedLoan<'s, P>),
+    /// The request is over, and a poster that needed the slot took the payload away.
+    Moved,
+}
+
+/// A loan whose payload a future changes while the request is in flight. The poller waits until this is dropped, so
+/// that no code of the program may run meanwhile.
+pub(crate) struct HeldLoan<'s, P> {
+    /// In state `HELD`, with its payload.
+    slot: &'s LoanSlot<P>,
+    wr_id: u64,
+    payload: PhantomData<P>,
+}
+
+impl<P> HeldLoan<'_, P> {
+    /// The payload, to be changed.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut P {
+        // SAFETY: only the thread that changed the state to `HELD` has this value, which is borrowed exclusively.
+        let payload = unsafe { &mut *self.slot.payload.get() };
+        // SAFETY: a loan that is held stays in its slot.
+        unsafe { payload.assume_init_mut() }
+    }
+}
+
+impl<P> Drop for HeldLoan<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release pairs with the Acquire of `take_back` and `claim`.
+        self.slot.state.store(self.wr_id, Ordering::Release);
+    }
+}
+
+/// Lets the thread go on that has a slot; `tries` counts the calls.
+#[cold]
+fn wait(tries: u32) {
+    // The other one is about ten instructions from its end, unless it was preempted.
+    if tries < 64 { spin_loop() } else { yield_now() }
 }
 
 impl<P> ReturnedLoan<'_, P> {
@@ -130,6 +264,7 @@ impl<P> ReturnedLoan<'_, P> {
     }
 
     /// The payload, to be changed.
+    #[inline(always)]
     pub(crate) fn get_mut(&mut self) -> &mut P {
         // SAFETY: as in `get`, and this is borrowed exclusively.
         let payload = unsafe { &mut *self.slot.payload.get() };
@@ -143,6 +278,15 @@ impl<P> ReturnedLoan<'_, P> {
         let slot = self.slot;
         std::mem::forget(self);
         slot.release()
+    }
+
+    /// Leaves the payload in the slot, where the future that has the `wr_id` [claims](LoanTable::claim) it.
+    #[inline(always)]
+    pub(crate) fn settle(self) {
+        let (slot, wr_id) = (self.slot, self.wr_id);
+        std::mem::forget(self);
+        // Release pairs with the Acquire of `take_settled`.
+        slot.state.store(wr_id | SETTLED, Ordering::Release);
     }
 }
 
@@ -184,7 +328,7 @@ impl<P> DetachedSlot<P> {
         self.0.state.store(TAKEN, Ordering::Relaxed);
         // SAFETY: the slot is borrowed exclusively.
         unsafe { self.0.payload.write(MaybeUninit::new(payload)) };
-        ReturnedLoan { slot: &self.0, payload: PhantomData }
+        ReturnedLoan { slot: &self.0, wr_id: 0, payload: PhantomData }
     }
 }
 
@@ -311,6 +455,49 @@ impl<P> LoanTable<P> {
             }
         }
         None
+    }
+
+    /// What the future finds that posted the loan `wr_id`.
+    #[inline]
+    pub(crate) fn claim(&self, wr_id: u64) -> Claim<'_, P> {
+        self.slot(wr_id).claim(wr_id)
+    }
+
+    /// Shows each payload whose request is in flight, to be changed. Runs no code of the program.
+    pub(crate) fn each_lent(&self, mut visit: impl FnMut(&mut P)) {
+        for slot in self.lendable_slots() {
+            let mut tries = 0;
+            loop {
+                match slot.state.load(Ordering::Relaxed) {
+                    // A future may have stored its waker, and looked elsewhere before this call's reason was there.
+                    HELD => {
+                        wait(tries);
+                        tries += 1;
+                        continue;
+                    }
+                    state if state & NOT_LENT == 0 => match slot.hold(state) {
+                        Some(mut loan) => visit(loan.get_mut()),
+                        None => continue,
+                    },
+                    _ => {}
+                }
+                break;
+            }
+        }
+    }
+
+    /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans.
+    #[cold]
+    pub(crate) fn take_settled(&self, mut visit: impl FnMut(u64, P)) {
+        for (wr_id, payload) in self.lendable_slots().filter_map(LoanSlot::take_any_settled) {
+            visit(wr_id, payload);
+        }
+    }
+
+    /// How many requests are in flight.
+    pub(crate) fn lent(&self) -> usize {
+        let lent = |state: u64| state & NOT_LENT == 0 || state == HELD;
+        self.lendable_slots().filter(|slot| lent(slot.state.load(Ordering::Relaxed))).count()
     }
 
     /// The slot of the count in `wr_id`, whatever is in it.

@@ -18,14 +18,14 @@ use std::sync::Arc;
 const VERB: &str = "buffer_pool";
 
 /// What the pool owns.
-pub(super) struct PoolRegion {
+pub(crate) struct PoolRegion {
     /// Keeps the memory registered. Only the buffers lead to its bytes.
     region: MemoryRegion<u8, SlabPages>,
 }
 
 /// What each request needs of its buffer's pool.
 #[derive(Clone, Copy)]
-pub(super) struct PoolKey {
+pub(crate) struct PoolKey {
     lkey: Lkey,
     /// The protection domain of the region, which keeps it.
     domain: Identity,
@@ -39,13 +39,13 @@ impl PoolKey {
 }
 
 /// A buffer of a pool, whatever part of it is used.
-pub(super) type PoolBuffer = SlabBuffer<PoolRegion, PoolKey>;
+pub(crate) type PoolBuffer = SlabBuffer<PoolRegion, PoolKey>;
 
 /// The part of a buffer that is used. With the length first, the compiler makes the word of an SGE from
 /// it by a shift.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct BufferRange {
+pub(crate) struct BufferRange {
     length: u32,
     offset: u32,
 }

@@ -1,7 +1,7 @@
 //! The end of a request, with the memory that it worked on.
 
 use super::buffer::Buffer;
-use super::lending::{Lent, Memory, OtherLoan, memory_and_tag};
+use super::lending::{Lent, Memory, OtherLoan, memory_and_tag, tag_mut};
 use crate::completion::Completion;
 use crate::lending::compact_enum::{CompactEnum, Content};
 use crate::lending::loan_table::ReturnedLoan;
@@ -74,7 +74,7 @@ impl<'c, T> VisitedCompletion<'c, T> {
         VisitedCompletion { loan, status, opcode, end: CompletionSource::InQueue(completion) }
     }
 
-    pub(super) fn copied(loan: ReturnedLoan<'c, Lent<T>>, outcome: Outcome) -> Self {
+    pub(crate) fn copied(loan: ReturnedLoan<'c, Lent<T>>, outcome: Outcome) -> Self {
         let Outcome { status, opcode, .. } = outcome;
         VisitedCompletion { loan, status, opcode, end: CompletionSource::Copied(outcome) }
     }
@@ -90,6 +90,18 @@ impl<'c, T> VisitedCompletion<'c, T> {
             // A visitor never sees one.
             Content::Large(OtherLoan::Scoped) => None,
         }
+    }
+
+    /// As [`tag`](Self::tag), to be changed.
+    #[inline(always)]
+    pub(crate) fn tag_mut(&mut self) -> Option<&mut T> {
+        tag_mut(self.loan.get_mut())
+    }
+
+    /// Leaves memory and tag in the loan table, for the future that has the `wr_id`.
+    #[inline(always)]
+    pub(crate) fn settle(self) {
+        self.loan.settle();
     }
 
     /// How the request ended.

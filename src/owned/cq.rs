@@ -495,7 +495,7 @@ impl<T> OwnedCompletionQueue<T> {
     }
 
     /// Polls, and keeps everything for the next poll.
-    pub(super) fn poll_into_backlog(&mut self) -> std::result::Result<(), PollError> {
+    pub(crate) fn poll_into_backlog(&mut self) -> std::result::Result<(), PollError> {
         let mut done = std::mem::take(&mut self.backlog.done);
         if let Ok(completions) = self.poll() {
             done.extend(completions);

@@ -271,11 +271,11 @@ impl<L, T> From<PushError<L, T>> for PostError {
 }
 
 /// The loan of one request: in most cases a buffer and the request's tag.
-pub(super) type Lent<T> = CompactEnum<PoolBuffer, (BufferRange, T), OtherLoan<T>>;
+pub(crate) type Lent<T> = CompactEnum<PoolBuffer, (BufferRange, T), OtherLoan<T>>;
 
 /// A loan that is not only a buffer.
 #[derive(Debug)]
-pub(super) enum OtherLoan<T> {
+pub(crate) enum OtherLoan<T> {
     /// Memory, and the request's tag.
     Owned(Memory, T),
     /// Memory and tag of an unsignaled request, with what its completion would have said.
@@ -285,11 +285,11 @@ pub(super) enum OtherLoan<T> {
 }
 
 /// The loan table of one queue.
-pub(super) type Loans<T> = LoanTable<Lent<T>>;
+pub(crate) type Loans<T> = LoanTable<Lent<T>>;
 
 /// A loan of `memory` with the tag of its request.
 #[inline(always)]
-pub(super) fn lent<T>(memory: Memory, tag: T) -> Lent<T> {
+pub(crate) fn lent<T>(memory: Memory, tag: T) -> Lent<T> {
     CompactEnum::new(match memory {
         Memory::Buffer(buffer) => {
             let (buffer, range) = buffer.into_parts();
@@ -301,13 +301,23 @@ pub(super) fn lent<T>(memory: Memory, tag: T) -> Lent<T> {
 
 /// The memory and the tag of a loan; `None` for a loan of a scope.
 #[inline(always)]
-pub(super) fn memory_and_tag<T>(lent: Lent<T>) -> Option<(Memory, T)> {
+pub(crate) fn memory_and_tag<T>(lent: Lent<T>) -> Option<(Memory, T)> {
     match lent.open() {
         Content::Small(buffer, (range, tag)) => {
             Some((Memory::Buffer(Buffer::of(buffer, range)), tag))
         }
         Content::Large(OtherLoan::Owned(memory, tag)) => Some((memory, tag)),
         Content::Large(OtherLoan::Unsignaled { memory, tag, .. }) => Some((memory, tag)),
+        Content::Large(OtherLoan::Scoped) => None,
+    }
+}
+
+/// The tag of a loan, to be changed; `None` for a loan of a scope.
+#[inline(always)]
+pub(crate) fn tag_mut<T>(lent: &mut Lent<T>) -> Option<&mut T> {
+    match lent.get_mut() {
+        Content::Small(_, (_, tag))
+        | Content::Large(OtherLoan::Owned(_, tag) | OtherLoan::Unsignaled { tag, .. }) => Some(tag),
         Content::Large(OtherLoan::Scoped) => None,
     }
 }

@@ -5,6 +5,7 @@ use super::cq::OwnedCompletionQueue;
 use super::lending::{Append, BatchLender, Lend, LendMut, Lent, Loans, OtherLoan, PushError};
 use super::lending::{QueueLender, RequestSlot, memory_and_tag, sge_of};
 use super::qp_map::AdoptedQp;
+use crate::cq::PollError;
 use crate::first_panic::FirstPanic;
 use crate::lending::compact_enum::{CompactEnum, Content};
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -108,14 +109,16 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// Those of [`QueuePair::reset`](crate::QueuePair::reset). After an error the queue pair may be in state
     /// `RESET` all the same if it is on a shared receive queue; then call `reset` again.
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
-        self.reset_keeping(cq).map(drop)
+        self.reset_keeping(cq, OwnedCompletionQueue::poll_into_backlog).map(drop)
     }
 
     /// As [`reset`](Self::reset), and runs no code of the program: returns what was lent to forgotten batches, for the
-    /// caller to drop when no lock is held and no memory has to be proven back.
+    /// caller to drop when no lock is held and no memory has to be proven back. `poll` polls until there is nothing
+    /// more, before and after the reset.
     pub(crate) fn reset_keeping(
         &mut self,
         cq: &mut OwnedCompletionQueue<T>,
+        mut poll: impl FnMut(&mut OwnedCompletionQueue<T>) -> Result<(), PollError>,
     ) -> crate::Result<Unposted<T>> {
         self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
         if self.shares_receives() {
@@ -124,11 +127,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
             let _ = self.qp.qp.revoke();
         }
         // Requests that completed are given back with their completions, which the reset would discard.
-        let _ = cq.poll_into_backlog();
+        let _ = poll(cq);
         self.qp.reset(&mut [&mut cq.cq])?;
         // Discarded completions take room in the completion queue until it is polled, and the next requests
         // need the room.
-        let _ = cq.poll_into_backlog();
+        let _ = poll(cq);
         let mut unposted = Unposted(Vec::new());
         // The device was not told of requests in a forgotten batch: they are not flushed.
         self.sends.take_unposted(&mut unposted.0);
@@ -160,6 +163,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// Whether its receives come from a shared receive queue.
     pub(crate) fn shares_receives(&self) -> bool {
         self.qp.qp.srq().is_some()
+    }
+
+    /// The loan tables of its own sends and receives.
+    pub(crate) fn loans(&self) -> [Loans<T>; 2] {
+        [self.sends.loans().clone(), self.recvs.loans().clone()]
     }
 
     /// The loan tables of the queue pair's own queues.
@@ -353,6 +361,12 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         let other = OtherLoan::Unsignaled { memory, tag, opcode, byte_len };
         slot.lend(CompactEnum::new(Content::Large(other)));
         Ok(())
+    }
+
+    /// The `wr_id` of the last request that was pushed.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> u64 {
+        self.lender.loans.last()
     }
 
     /// Requests pushed so far.
@@ -592,6 +606,12 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
             Err(error) => return Err(PushError { memory, tag, error }),
         };
         memory.lend_in_slot(RequestSlot(slot), tag, AppendRecv { batch })
+    }
+
+    /// The `wr_id` of the last request that was pushed.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> u64 {
+        self.lender.loans.last()
     }
 
     /// Requests pushed so far.

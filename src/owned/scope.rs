@@ -677,12 +677,14 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
         }
         *self.ending = Ending::Reset;
         let file = self.qp.qp.qp.file().clone();
-        let is_over = retry(&file, || match self.qp.reset_keeping(self.cq) {
-            Ok(unposted) => {
-                self.left.unposted = Some(unposted);
-                true
+        let is_over = retry(&file, || {
+            match self.qp.reset_keeping(self.cq, OwnedCompletionQueue::poll_into_backlog) {
+                Ok(unposted) => {
+                    self.left.unposted = Some(unposted);
+                    true
+                }
+                Err(_) => (**self.qp).qp.revoke(),
             }
-            Err(_) => (**self.qp).qp.revoke(),
         });
         if !is_over {
             abort("uverbs: the kernel does not end requests on borrowed memory: aborting\n");

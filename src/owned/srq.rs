@@ -133,7 +133,7 @@ impl<T> OwnedSharedReceiveQueue<T> {
         &self.srq
     }
 
-    pub(super) fn loans(&self) -> &Loans<T> {
+    pub(crate) fn loans(&self) -> &Loans<T> {
         self.lender.loans()
     }
 

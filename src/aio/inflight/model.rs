@@ -1,9 +1,7 @@
 //! Futures and the driver at the same time.
 
+use super::queue::Queue;
 use super::*;
-use crate::lending::loan_table::lender::Lender;
-use crate::number::Qpn;
-use crate::wc::WcOpcode;
 use loom::sync::Notify;
 use loom::thread;
 use std::task::Wake;
@@ -22,18 +20,10 @@ fn task() -> (Arc<Task>, Waker) {
     (task.clone(), Waker::from(task))
 }
 
-fn complete(inflight: &Inflight, index: u32) {
-    let outcome = Outcome::new(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
+fn complete(inflight: &Inflight, wr_id: u64) {
     let mut deferred = Deferred::default();
-    inflight.complete(index, Side::Send, Memory::None, outcome, &mut deferred);
+    Queue::complete(inflight, wr_id, 0, &mut deferred);
     deferred.run();
-}
-
-fn admit(inflight: &Inflight, waker: &Waker) -> u32 {
-    match inflight.admit(Side::Send, &mut None, waker) {
-        Admission::Granted(index) => index,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// A request completes while its future is polled: the future is over, or is woken. Both run in threads of
@@ -41,20 +31,41 @@ fn admit(inflight: &Inflight, waker: &Waker) -> u32 {
 #[test]
 fn a_future_polled_while_its_request_completes_is_woken() {
     loom::model(|| {
-        let inflight = Inflight::<Shared>::new(None);
+        let mut queue = Queue::new(1);
         let (task, waker) = task();
-        let index = admit(&inflight, &waker);
-        let theirs = inflight.clone();
-        let driver = thread::spawn(move || complete(&theirs, index));
-        let theirs = inflight.clone();
+        let wr_id = queue.post(&waker).unwrap();
+        let theirs = queue.inflight.clone();
+        let driver = thread::spawn(move || complete(&theirs, wr_id));
+        let theirs = queue.inflight.clone();
         let future = thread::spawn(move || {
-            while let OpProgress::Pending = theirs.progress(index, &waker) {
+            while let OpProgress::Pending = theirs.progress(wr_id, &waker) {
                 task.0.wait();
             }
         });
         driver.join().unwrap();
         future.join().unwrap();
-        assert_eq!(inflight.in_flight(), 0);
+        assert!(queue.post(Waker::noop()).is_some());
+    });
+}
+
+/// The same for a future that moved to another task.
+#[test]
+fn a_future_that_moved_to_another_task_wakes_that_one() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let (_, other) = task();
+        let wr_id = queue.post(&other).unwrap();
+        let theirs = queue.inflight.clone();
+        let driver = thread::spawn(move || complete(&theirs, wr_id));
+        let theirs = queue.inflight.clone();
+        let future = thread::spawn(move || {
+            let (task, waker) = task();
+            while let OpProgress::Pending = theirs.progress(wr_id, &waker) {
+                task.0.wait();
+            }
+        });
+        driver.join().unwrap();
+        future.join().unwrap();
     });
 }
 
@@ -62,59 +73,117 @@ fn a_future_polled_while_its_request_completes_is_woken() {
 #[test]
 fn a_future_dropped_while_its_request_completes_leaves_its_slot_free() {
     loom::model(|| {
-        let inflight = Inflight::<Shared>::new(None);
+        let mut queue = Queue::new(1);
         let (_, waker) = task();
-        let index = admit(&inflight, &waker);
-        let theirs = inflight.clone();
-        let driver = thread::spawn(move || complete(&theirs, index));
-        let theirs = inflight.clone();
-        let future = thread::spawn(move || theirs.abandon(index));
+        let wr_id = queue.post(&waker).unwrap();
+        let theirs = queue.inflight.clone();
+        let driver = thread::spawn(move || complete(&theirs, wr_id));
+        let theirs = queue.inflight.clone();
+        let future = thread::spawn(move || theirs.abandon(wr_id));
         driver.join().unwrap();
         future.join().unwrap();
-        let state = inflight.state().unwrap();
-        assert_eq!((state.slots.len(), &state.free[..]), (1, &[0][..]));
+        assert!(queue.post(&waker).is_some());
+    });
+}
+
+/// A poster needs the slot of a request whose future fetches its end at that time.
+#[test]
+fn an_end_is_fetched_from_its_slot_or_from_where_it_was_moved() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let wr_id = queue.post(Waker::noop()).unwrap();
+        complete(&queue.inflight, wr_id);
+        let theirs = queue.inflight.clone();
+        let future = thread::spawn(move || {
+            let progress = theirs.progress(wr_id, Waker::noop());
+            assert!(matches!(progress, OpProgress::Over(..)));
+        });
+        let poster = thread::spawn(move || {
+            if queue.inflight.move_ends(Side::Send) {
+                assert!(queue.post(Waker::noop()).is_some());
+            }
+        });
+        future.join().unwrap();
+        poster.join().unwrap();
+    });
+}
+
+/// The driver ends while a future posts and waits: the future learns of it.
+#[test]
+fn a_request_that_is_posted_while_the_driver_ends_is_lost() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let theirs = queue.inflight.clone();
+        let driver = thread::spawn(move || theirs.fail_all());
+        let future = thread::spawn(move || {
+            let (task, waker) = task();
+            let wr_id = queue.post(&waker).unwrap();
+            if !queue.inflight.is_late(Side::Send) {
+                task.0.wait();
+            }
+            let progress = queue.inflight.progress(wr_id, &waker);
+            assert!(matches!(progress, OpProgress::Lost(Broken::DriverGone)));
+        });
+        driver.join().unwrap();
+        future.join().unwrap();
+    });
+}
+
+/// The driver ends while a future changes its waker.
+#[test]
+fn a_future_polled_while_the_driver_ends_is_woken() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let (_, other) = task();
+        let wr_id = queue.post(&other).unwrap();
+        let theirs = queue.inflight.clone();
+        let driver = thread::spawn(move || theirs.fail_all());
+        let theirs = queue.inflight.clone();
+        let future = thread::spawn(move || {
+            let (task, waker) = task();
+            while let OpProgress::Pending = theirs.progress(wr_id, &waker) {
+                task.0.wait();
+            }
+        });
+        driver.join().unwrap();
+        future.join().unwrap();
     });
 }
 
 /// The queue is full when a future wants to post, and a request completes: the future finds room, or is
-/// woken. A loan table stands for the queue.
+/// woken.
 #[test]
 fn a_future_that_finds_the_queue_full_is_woken() {
     loom::model(|| {
-        let inflight = Inflight::<Shared>::new(None);
-        let mut queue = Lender::new(1, 0);
-        let (_, other) = task();
-        let index = admit(&inflight, &other);
-        let mut lending = queue.begin();
-        let wr_id = lending.free_slot().ok().map(|free_slot| {
-            let wr_id = free_slot.wr_id();
-            free_slot.lend(());
-            wr_id
-        });
-        lending.commit();
-        let (theirs, table) = (inflight.clone(), queue.table().clone());
+        let mut queue = Queue::new(1);
+        let wr_id = queue.post(Waker::noop()).unwrap();
+        // Its future was dropped.
+        queue.inflight.abandon(wr_id);
+        let inflight = queue.inflight.clone();
+        let mut table =
+            InflightTable::<Shared> { waiting: queue.table.waiting(), ..Default::default() };
+        table.insert(inflight.clone());
         let driver = thread::spawn(move || {
-            table.take_back(wr_id.unwrap()).unwrap().take();
-            complete(&theirs, index);
+            let mut deferred = Deferred::default();
+            let keys = table.anyone_waits().then_some([InflightKey { index: 0, generation: 0 }]);
+            Queue::complete(&inflight, wr_id, 0, &mut deferred);
+            table.make_room(keys.as_ref().map(|keys| &keys[..]), &mut deferred);
+            deferred.run();
         });
         let future = thread::spawn(move || {
             let (task, waker) = task();
-            let mut number = None;
+            let mut ticket = None;
             loop {
-                let Admission::Granted(index) = inflight.admit(Side::Send, &mut number, &waker)
-                else {
-                    panic!("nobody else waits");
-                };
-                if queue.begin().free_slot().is_ok() {
+                if queue.post(&waker).is_some() {
                     break;
                 }
-                inflight.wait(Side::Send, &mut number, &waker);
-                if queue.begin().free_slot().is_ok() {
+                queue.inflight.wait(Side::Send, &mut ticket, &waker);
+                if queue.post(&waker).is_some() {
                     break;
                 }
-                inflight.release(index);
                 task.0.wait();
             }
+            queue.inflight.leave(Side::Send, ticket);
         });
         driver.join().unwrap();
         future.join().unwrap();

@@ -190,6 +190,12 @@ impl<P> LoanBatch<'_, P> {
         self.ahead / STEP
     }
 
+    /// The `wr_id` of the last loan.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> u64 {
+        self.lender.next.wr_id.wrapping_add(self.ahead).wrapping_sub(STEP)
+    }
+
     /// The requests of the batch were posted: keeps its loans.
     #[inline(always)]
     pub(crate) fn commit(mut self) {
