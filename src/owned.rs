@@ -180,7 +180,9 @@ pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
 pub use cq::{OwnedCompletionQueue, OwnedCompletions};
 #[cfg(test)]
 pub(crate) use lending::lent;
-pub(crate) use lending::{AskedMemory, Lent, Loans, NamedBytes, memory_and_tag, tag_mut};
+pub(crate) use lending::{
+    AskedMemory, Lent, Loans, NamedBytes, memory_and_tag, tag_mut, take_memory,
+};
 pub use lending::{Lend, LendMut, Memory, PushError, RegionSge};
 pub use program_buffer::{ProgramBuffer, RegisteredBuffer};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};

@@ -96,6 +96,7 @@ open_enum! {
 
 impl WcOpcode {
     /// Whether it belongs to a receive.
+    #[inline]
     pub fn is_recv(self) -> bool {
         self.0 & Self::RECV.0 != 0
     }

@@ -1,7 +1,7 @@
 //! Work that waits until all locks are released: flushing queue pairs, calling wakers, and dropping memory.
 //! All of it may run code of the program, which may use the same queues.
 
-use super::inflight::flush;
+use super::inflight::{InflightKey, flush};
 use crate::first_panic::FirstPanic;
 use crate::owned::Memory;
 use crate::qp::WeakQpHandle;
@@ -13,6 +13,8 @@ pub(super) struct Deferred {
     failed: Vec<WeakQpHandle>,
     wakers: Vec<Waker>,
     memory: Vec<Memory>,
+    /// Queues in which requests were over while futures waited for room. It is here to be allocated once.
+    made_room: Vec<InflightKey>,
 }
 
 impl Deferred {
@@ -25,8 +27,28 @@ impl Deferred {
         self.failed.extend(qp);
     }
 
+    #[inline]
     pub(super) fn wake(&mut self, waker: Waker) {
         self.wakers.push(waker);
+    }
+
+    /// Requests of a queue were over while futures waited for room.
+    pub(super) fn make_room(&mut self, queue: InflightKey) {
+        if self.made_room.last() != Some(&queue) {
+            self.made_room.push(queue);
+        }
+    }
+
+    /// Begins anew, should an earlier poll have found nobody waiting in the end.
+    pub(super) fn forget_room(&mut self) {
+        self.made_room.clear();
+    }
+
+    /// Calls `wake` for each queue that [made room](Self::make_room).
+    pub(super) fn each_with_room(&mut self, mut wake: impl FnMut(InflightKey, &mut Deferred)) {
+        let mut queues = std::mem::take(&mut self.made_room);
+        queues.drain(..).for_each(|queue| wake(queue, self));
+        self.made_room = queues;
     }
 
     pub(super) fn drop(&mut self, memory: Memory) {

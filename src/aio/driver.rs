@@ -135,41 +135,42 @@ fn poll<S: Locking>(
     most: usize,
     deferred: &mut Deferred,
 ) -> std::result::Result<usize, PollError> {
-    // Futures that begin to wait during the poll are found after it.
+    // Which queues made room is remembered only if futures wait. Those that begin to wait meanwhile all try again.
     let someone_waits = queues.is_some_and(InflightTable::anyone_waits);
-    let mut made_room = Vec::new();
+    if someone_waits {
+        deferred.forget_room();
+    }
     let found = cq.poll_each(most, |done| {
         if someone_waits || !done.is_success() {
-            report(&done, queues, someone_waits.then_some(&mut made_room), deferred);
+            report(&done, queues, someone_waits, deferred);
         }
         complete(done, *over, deferred);
         *over += 1;
     })?;
     if let Some(queues) = queues {
         if found > 0 {
-            queues.make_room(someone_waits.then_some(&made_room), deferred);
+            queues.make_room(!someone_waits, deferred);
         }
     }
     Ok(found)
 }
 
-/// Lets the futures of a queue know of a request that failed, and remembers the queue if futures wait for room.
+/// Lets the futures of a queue know of a request that failed, and remembers that the queue made room if futures wait
+/// for that.
 #[cold]
 fn report<S: Locking>(
     done: &VisitedCompletion<'_, OpTag>,
     queues: Option<&InflightTable<S>>,
-    made_room: Option<&mut Vec<InflightKey>>,
+    someone_waits: bool,
     deferred: &mut Deferred,
 ) {
     let Some(OpTag { queue, .. }) = done.tag() else { return };
+    if someone_waits {
+        deferred.make_room(*queue);
+    }
     if !done.is_success() {
         if let Some(inflight) = queues.and_then(|queues| queues.find(*queue)) {
             inflight.fail(done.status(), deferred);
-        }
-    }
-    if let Some(made_room) = made_room {
-        if made_room.last() != Some(queue) {
-            made_room.push(*queue);
         }
     }
 }

@@ -21,8 +21,10 @@ use super::deferred::Deferred;
 use super::locking::Locking;
 use crate::error::Error;
 use crate::first_panic::FirstPanic;
-use crate::lending::loan_table::{Claim, RECV};
-use crate::owned::{Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, tag_mut};
+use crate::lending::loan_table::{Claim, RECV, ReturnedLoan};
+use crate::owned::{
+    Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, tag_mut, take_memory,
+};
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState, WeakQpHandle};
 use crate::sync::fork::Epoch;
@@ -31,6 +33,7 @@ use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence};
 use crate::wc::WcStatus;
 use std::collections::VecDeque;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -148,20 +151,27 @@ impl<S: Locking> InflightTable<S> {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Requests were over: lets futures that wait for room try again. Those of the queues `keys` if the caller knew
-    /// before that any wait, and otherwise all that began to wait meanwhile.
-    pub(super) fn make_room(&self, keys: Option<&[InflightKey]>, deferred: &mut Deferred) {
+    /// Requests were over: lets futures that wait for room try again, of the queues that `deferred` knows, or with
+    /// `all` of any queue.
+    #[inline]
+    pub(super) fn make_room(&self, all: bool, deferred: &mut Deferred) {
         // Pairs with the fence of `wait`: either the future finds the room, or this call finds the future.
         fence(Ordering::SeqCst);
-        if !self.anyone_waits() {
-            return;
+        if self.anyone_waits() {
+            self.wake_waiters(all, deferred);
         }
-        match keys {
-            Some(keys) => keys.iter().filter_map(|key| self.find(*key)).for_each(|inflight| {
+    }
+
+    #[cold]
+    fn wake_waiters(&self, all: bool, deferred: &mut Deferred) {
+        if all {
+            self.iter().for_each(|inflight| inflight.wake_first_waiters(deferred));
+        }
+        deferred.each_with_room(|queue, deferred| {
+            if let Some(inflight) = self.find(queue) {
                 inflight.wake_first_waiters(deferred);
-            }),
-            None => self.iter().for_each(|inflight| inflight.wake_first_waiters(deferred)),
-        }
+            }
+        });
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Inflight<S>>> {
@@ -220,6 +230,9 @@ impl State {
     }
 }
 
+/// A future's turn.
+pub(super) type Ticket = NonZeroU64;
+
 /// The futures that wait for room in a queue, in the order in which they came. Each has a ticket, a number.
 ///
 /// Cloning and dropping a waker runs code of the program, which may use the same queue. So nothing here
@@ -227,13 +240,13 @@ impl State {
 #[derive(Debug, Default)]
 struct Waiters {
     /// By increasing ticket.
-    queue: VecDeque<(u64, Waker)>,
-    next_ticket: u64,
+    queue: VecDeque<(Ticket, Waker)>,
+    last_ticket: u64,
 }
 
 impl Waiters {
     /// Whether the waiter with `ticket` is the first; without a ticket, whether nobody waits.
-    fn is_first(&self, ticket: Option<u64>) -> bool {
+    fn is_first(&self, ticket: Option<Ticket>) -> bool {
         match (self.queue.front(), ticket) {
             (None, _) => true,
             (Some((first, _)), Some(ticket)) => *first == ticket,
@@ -242,20 +255,21 @@ impl Waiters {
     }
 
     /// Appends a waiter, or replaces the waker of the one with this ticket; returns the old waker.
-    fn enter(&mut self, ticket: &mut Option<u64>, waker: Waker) -> Option<Waker> {
+    fn enter(&mut self, ticket: &mut Option<Ticket>, waker: Waker) -> Option<Waker> {
         if let Some(ticket) = *ticket {
             if let Ok(at) = self.queue.binary_search_by_key(&ticket, |(other, _)| *other) {
                 return self.queue.get_mut(at).map(|(_, old)| std::mem::replace(old, waker));
             }
         }
-        *ticket = Some(self.next_ticket);
-        self.queue.push_back((self.next_ticket, waker));
-        self.next_ticket += 1;
+        self.last_ticket += 1;
+        let new = NonZeroU64::new(self.last_ticket)?;
+        *ticket = Some(new);
+        self.queue.push_back((new, waker));
         None
     }
 
     /// Removes a waiter; returns its waker, and the waker of the next one if the waiter was the first.
-    fn leave(&mut self, ticket: u64) -> [Option<Waker>; 2] {
+    fn leave(&mut self, ticket: Ticket) -> [Option<Waker>; 2] {
         let at = self.queue.binary_search_by_key(&ticket, |(other, _)| *other).ok();
         let left = at.and_then(|at| self.queue.remove(at)).map(|(_, waker)| waker);
         [left, if at == Some(0) { self.take_first_waker() } else { None }]
@@ -309,7 +323,7 @@ pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
 
 /// A request is over: writes how it ended to its slot, and defers what runs code of the program. `over` is the number of
 /// requests that were over before.
-#[inline]
+#[inline(always)]
 pub(super) fn complete(mut done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
     let outcome = done.outcome();
     let Some(tag) = done.tag_mut() else { return };
@@ -323,14 +337,22 @@ pub(super) fn complete(mut done: VisitedCompletion<'_, OpTag>, over: u64, deferr
     }
 }
 
-/// The end of a request, moved out of its slot.
-#[inline]
-fn end(lent: Lent<OpTag>) -> OpProgress {
-    match memory_and_tag(lent) {
+/// The end of a request, of its slot.
+#[inline(always)]
+fn end_of(mut loan: ReturnedLoan<'_, Lent<OpTag>>) -> Option<(Memory, Outcome)> {
+    // No other loan is settled.
+    let OpTag { fate: Fate::Over(outcome, _), .. } = tag_mut(loan.get_mut())? else { return None };
+    let outcome = *outcome;
+    Some((take_memory(loan)?, outcome))
+}
+
+/// The end of a request, which was moved out of its slot.
+#[cold]
+fn moved_end(lent: Option<Lent<OpTag>>) -> OpProgress {
+    match lent.and_then(memory_and_tag) {
         Some((memory, OpTag { fate: Fate::Over(outcome, _), .. })) => {
             OpProgress::Over(memory, outcome)
         }
-        // No other loan is settled.
         _ => OpProgress::Lost(Broken::DriverGone),
     }
 }
@@ -404,7 +426,12 @@ impl<S: Locking> Inflight<S> {
     }
 
     /// Admits a request to be posted, unless others wait for room.
-    pub(super) fn admit(&self, side: Side, ticket: &mut Option<u64>, waker: &Waker) -> Admission {
+    pub(super) fn admit(
+        &self,
+        side: Side,
+        ticket: &mut Option<Ticket>,
+        waker: &Waker,
+    ) -> Admission {
         let waker = waker.clone();
         let Some(mut state) = self.state() else { return Admission::Broken(Broken::Forked) };
         if let Some(broken) = state.broken {
@@ -424,7 +451,7 @@ impl<S: Locking> Inflight<S> {
 
     /// Lets a request wait for room. The caller then tries to post once more: a completion that came before
     /// this call made room and woke nobody.
-    pub(super) fn wait(&self, side: Side, ticket: &mut Option<u64>, waker: &Waker) {
+    pub(super) fn wait(&self, side: Side, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let Some(mut state) = self.state() else { return };
         let old = state.waiters(side).enter(ticket, waker);
@@ -437,7 +464,7 @@ impl<S: Locking> Inflight<S> {
 
     /// Stops waiting for room, because the request is posted or its future is dropped. The next waiter may
     /// find room, too.
-    pub(super) fn leave(&self, side: Side, ticket: Option<u64>) {
+    pub(super) fn leave(&self, side: Side, ticket: Option<Ticket>) {
         let Some(ticket) = ticket else { return };
         let Some(mut state) = self.state() else { return };
         let [left, next] = state.waiters(side).leave(ticket);
@@ -465,7 +492,7 @@ impl<S: Locking> Inflight<S> {
         let [send, recv] = &self.loans;
         let loans = if side == Side::Send { send } else { recv };
         let before = state.moved.len();
-        loans.take_settled(|wr_id, lent| state.moved.push((wr_id, lent)));
+        loans.take_all_settled(|wr_id, lent| state.moved.push((wr_id, lent)));
         state.moved.len() > before
     }
 
@@ -556,30 +583,28 @@ impl<S: Locking> Inflight<S> {
         }
     }
 
+    /// The end of a request, if it is over; frees its slot.
+    #[inline(always)]
+    pub(super) fn take_end(&self, wr_id: u64) -> Option<(Memory, Outcome)> {
+        if !self.is_here() {
+            return None;
+        }
+        self.loans(wr_id).take_settled(wr_id).and_then(end_of)
+    }
+
     /// Says how far a request is. Unless it is pending, its slot is freed, or is left to the device.
-    #[inline]
     pub(super) fn progress(&self, wr_id: u64, waker: &Waker) -> OpProgress {
         if !self.is_here() {
             return OpProgress::Lost(Broken::Forked);
         }
-        match self.loans(wr_id).claim(wr_id) {
-            Claim::Settled(loan) => end(loan.take()),
-            Claim::Lent(loan) => {
-                drop(loan);
-                self.progress_in_flight(wr_id, waker)
-            }
-            Claim::Moved => {
-                self.take_moved(wr_id).map_or(OpProgress::Lost(Broken::DriverGone), end)
-            }
-        }
-    }
-
-    fn progress_in_flight(&self, wr_id: u64, waker: &Waker) -> OpProgress {
         if self.watch(wr_id, waker) {
             return OpProgress::Pending;
         }
         match self.loans(wr_id).claim(wr_id) {
-            Claim::Settled(loan) => end(loan.take()),
+            Claim::Settled(loan) => end_of(loan)
+                .map_or(OpProgress::Lost(Broken::DriverGone), |(memory, outcome)| {
+                    OpProgress::Over(memory, outcome)
+                }),
             // The driver is gone, and its completion will not be seen.
             Claim::Lent(mut loan) => {
                 let left = tag_mut(loan.get_mut())
@@ -588,9 +613,7 @@ impl<S: Locking> Inflight<S> {
                 drop(left);
                 OpProgress::Lost(Broken::DriverGone)
             }
-            Claim::Moved => {
-                self.take_moved(wr_id).map_or(OpProgress::Lost(Broken::DriverGone), end)
-            }
+            Claim::Moved => moved_end(self.take_moved(wr_id)),
         }
     }
 

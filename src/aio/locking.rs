@@ -39,7 +39,7 @@ impl Locking for Shared {
     }
 
     #[doc(hidden)]
-    #[inline]
+    #[inline(always)]
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &()) -> Result<(), RingError> {
         batch.ring()
     }
@@ -59,7 +59,7 @@ impl Locking for Exclusive {
     }
 
     #[doc(hidden)]
-    #[inline]
+    #[inline(always)]
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError> {
         match token.lock() {
             Some(mut td) => batch.ring(&mut td),

@@ -3,13 +3,13 @@
 use super::driver::DriverHandle;
 use super::inflight::{Fate, Inflight, InflightKey, OpTag};
 use super::locking::Locking;
-use super::op::{AtomicOp, Op, OpQueue, OpRequest, Posted};
+use super::op::{AtomicOp, Op, OpQueue, OpRequest, Posted, Refused};
 use crate::error::Error;
 use crate::first_panic::FirstPanic;
 use crate::number::SrqNumber;
 use crate::owned::{
     AskedMemory, Buffer, Lend, LendMut, Memory, NamedBytes, OwnedQueuePair, OwnedRecvBatch,
-    OwnedSharedReceiveQueue, PushError,
+    OwnedSendBatch, OwnedSharedReceiveQueue, PushError,
 };
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
@@ -48,35 +48,101 @@ impl<S: Locking> Drop for Inner<S> {
 }
 
 impl<S: Locking> Inner<S> {
-    #[inline]
+    #[inline(always)]
     fn post(
         &self,
         request: &OpRequest<'_>,
         memory: &mut Memory,
-        named: Option<NamedBytes>,
-        waker: &mut Option<Waker>,
-    ) -> Result<Posted, PostError> {
+        named: Option<&NamedBytes>,
+        waker: Waker,
+    ) -> Result<Posted, Refused> {
+        match (request, named) {
+            (OpRequest::Write(to), None) => self.write(*to, memory, waker),
+            (OpRequest::Read(from), None) => self.read(*from, memory, waker),
+            (OpRequest::Send, None) => self.send(memory, waker),
+            (OpRequest::Recv, named) => self.recv(memory, named, waker),
+            (request, named) => self.post_any(request, memory, named, waker),
+        }
+    }
+
+    #[inline(always)]
+    fn tag(&self, waker: Waker) -> OpTag {
+        OpTag { queue: self.key, fate: Fate::Pending(waker) }
+    }
+
+    #[inline(never)]
+    fn write(&self, to: Remote, memory: &mut Memory, waker: Waker) -> Result<Posted, Refused> {
+        self.post_buffer(SendWr::write(to, &[]), memory, waker)
+    }
+
+    #[inline(never)]
+    fn read(&self, from: Remote, memory: &mut Memory, waker: Waker) -> Result<Posted, Refused> {
+        self.post_buffer(SendWr::read(from, &[]), memory, waker)
+    }
+
+    #[inline(never)]
+    fn send(&self, memory: &mut Memory, waker: Waker) -> Result<Posted, Refused> {
+        self.post_buffer(SendWr::send(&[]), memory, waker)
+    }
+
+    #[inline(never)]
+    fn recv(
+        &self,
+        memory: &mut Memory,
+        named: Option<&NamedBytes>,
+        waker: Waker,
+    ) -> Result<Posted, Refused> {
         let mut qp = self.posting.lock().ok_or(PostError::Forked)?;
-        match request {
-            OpRequest::Send(wr) => {
-                let mut batch = qp.send_batch()?;
-                match Request::new(self.key, memory, named, waker) {
-                    Request::Buffer(buffer, tag) => {
-                        let pushed = batch.push(*wr, buffer, tag);
-                        pushed.map_err(|refused| put_back(refused, memory, waker))?;
-                    }
-                    Request::Other(asked, tag) => {
-                        let pushed = batch.push(*wr, asked, tag);
-                        pushed.map_err(|refused| put_back(refused, memory, waker))?;
-                    }
-                }
-                let wr_id = batch.last();
-                match S::ring(batch, self.driver.token()) {
-                    Ok(()) => Ok(Posted::InFlight(wr_id)),
-                    Err(error) => Ok(self.not_rung(wr_id, error)),
-                }
-            }
-            OpRequest::Recv => post_recv(qp.recv_batch()?, self.key, memory, named, waker),
+        let batch = qp.recv_batch()?;
+        post_recv(batch, memory, named, self.tag(waker))
+    }
+
+    /// Posts a send that works on a buffer of a pool. `waker` is a parameter: an error drops it after the lock is
+    /// released.
+    #[inline(always)]
+    fn post_buffer(
+        &self,
+        wr: SendWr<'_>,
+        memory: &mut Memory,
+        waker: Waker,
+    ) -> Result<Posted, Refused> {
+        let mut qp = self.posting.lock().ok_or(PostError::Forked)?;
+        let mut batch = qp.send_batch()?;
+        if let Memory::Buffer(buffer) = memory.take() {
+            batch.push(wr, buffer, self.tag(waker)).map_err(|refused| put_back(refused, memory))?;
+        }
+        self.ring(batch)
+    }
+
+    /// Posts any send.
+    #[inline(never)]
+    fn post_any(
+        &self,
+        request: &OpRequest<'_>,
+        memory: &mut Memory,
+        named: Option<&NamedBytes>,
+        waker: Waker,
+    ) -> Result<Posted, Refused> {
+        let wr = match request {
+            OpRequest::Write(to) => SendWr::write(*to, &[]),
+            OpRequest::Read(from) => SendWr::read(*from, &[]),
+            OpRequest::Any(wr) => *wr,
+            OpRequest::Send | OpRequest::Recv => SendWr::send(&[]),
+        };
+        let Some(named) = named else { return self.post_buffer(wr, memory, waker) };
+        let mut qp = self.posting.lock().ok_or(PostError::Forked)?;
+        let mut batch = qp.send_batch()?;
+        let asked = AskedMemory { memory: memory.take(), named: *named };
+        batch.push(wr, asked, self.tag(waker)).map_err(|refused| put_back(refused, memory))?;
+        self.ring(batch)
+    }
+
+    #[inline(always)]
+    fn ring(&self, batch: OwnedSendBatch<'_, OpTag, S>) -> Result<Posted, Refused> {
+        let wr_id = batch.last();
+        match S::ring(batch, self.driver.token()) {
+            Ok(()) => Ok(Posted::InFlight(wr_id)),
+            Err(error) => Ok(self.not_rung(wr_id, error)),
         }
     }
 
@@ -90,64 +156,30 @@ impl<S: Locking> Inner<S> {
     }
 }
 
-/// Memory and tag of a request: most requests have a buffer, which is lent in fewer steps.
-enum Request {
-    Buffer(Buffer, OpTag),
-    Other(AskedMemory, OpTag),
-}
-
-impl Request {
-    #[inline(always)]
-    fn new(
-        queue: InflightKey,
-        memory: &mut Memory,
-        named: Option<NamedBytes>,
-        waker: &mut Option<Waker>,
-    ) -> Request {
-        // There is one.
-        let fate = waker.take().map_or(Fate::Abandoned, Fate::Pending);
-        let tag = OpTag { queue, fate };
-        match (memory.take(), named) {
-            (Memory::Buffer(buffer), _) => Request::Buffer(buffer, tag),
-            (memory, named) => {
-                let named = named.unwrap_or_else(|| memory.named_bytes());
-                Request::Other(AskedMemory { memory, named }, tag)
-            }
-        }
-    }
-}
-
 /// Gives back what a request was refused with.
 #[cold]
-fn put_back<L: Lend>(
-    refused: PushError<L, OpTag>,
-    memory: &mut Memory,
-    waker: &mut Option<Waker>,
-) -> PostError {
+fn put_back<L: Lend>(refused: PushError<L, OpTag>, memory: &mut Memory) -> Refused {
     *memory = refused.memory.into_memory();
-    if let Fate::Pending(back) = refused.tag.fate {
-        *waker = Some(back);
-    }
-    refused.error
+    Refused { error: refused.error, tag: Some(refused.tag) }
 }
 
 #[inline]
 fn post_recv(
     mut batch: OwnedRecvBatch<'_, OpTag>,
-    key: InflightKey,
     memory: &mut Memory,
-    named: Option<NamedBytes>,
-    waker: &mut Option<Waker>,
-) -> Result<Posted, PostError> {
-    match Request::new(key, memory, named, waker) {
-        Request::Buffer(buffer, tag) => {
-            let pushed = batch.push(buffer, tag);
-            pushed.map_err(|refused| put_back(refused, memory, waker))?;
+    named: Option<&NamedBytes>,
+    tag: OpTag,
+) -> Result<Posted, Refused> {
+    match (memory.take(), named) {
+        (Memory::Buffer(buffer), _) => {
+            batch.push(buffer, tag).map_err(|refused| put_back(refused, memory))?;
         }
-        Request::Other(asked, tag) => {
-            let pushed = batch.push_any(asked, tag);
-            pushed.map_err(|refused| put_back(refused, memory, waker))?;
+        (taken, Some(named)) => {
+            let asked = AskedMemory { memory: taken, named: *named };
+            batch.push_any(asked, tag).map_err(|refused| put_back(refused, memory))?;
         }
+        // Other memory was asked.
+        (_, None) => {}
     }
     let wr_id = batch.last();
     match batch.ring() {
@@ -170,6 +202,7 @@ pub struct AsyncQueuePair<S: Locking = Shared> {
 }
 
 impl<S: Locking> Clone for AsyncQueuePair<S> {
+    #[inline]
     fn clone(&self) -> Self {
         AsyncQueuePair { inner: self.inner.clone() }
     }
@@ -191,26 +224,32 @@ impl<S: Locking> AsyncQueuePair<S> {
         &self.inner.inflight
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn post_one(
         &self,
         request: &OpRequest<'_>,
         memory: &mut Memory,
-        named: Option<NamedBytes>,
-        waker: &mut Option<Waker>,
-    ) -> Result<Posted, PostError> {
+        named: Option<&NamedBytes>,
+        waker: Waker,
+    ) -> Result<Posted, Refused> {
         self.inner.post(request, memory, named, waker)
+    }
+
+    #[inline]
+    fn op<'a, L: Lend>(&self, request: OpRequest<'a>, memory: L) -> Op<'a, L, S> {
+        Op::new(OpQueue::Qp(self.clone()), request, memory)
     }
 
     /// Posts any request on `memory`. `wr` itself names no memory, and its `wr_id` is not used.
     pub fn post<'a, L: Lend>(&self, wr: SendWr<'a>, memory: L) -> Op<'a, L, S> {
-        Op::new(OpQueue::Qp(self.clone()), OpRequest::Send(wr), memory)
+        self.op(OpRequest::Any(wr), memory)
     }
 
     /// Sends a message, which the peer's next receive takes.
     #[doc(alias = "IBV_WR_SEND")]
+    #[inline]
     pub fn send<L: Lend>(&self, memory: L) -> Op<'static, L, S> {
-        self.post(SendWr::send(&[]), memory)
+        self.op(OpRequest::Send, memory)
     }
 
     /// Sends a short message, which is copied when it is posted; at most
@@ -226,14 +265,16 @@ impl<S: Locking> AsyncQueuePair<S> {
     /// On rxe a receive that is posted in state [`ERR`](crate::QpState::ERR) may stay pending until the queue
     /// pair is reset or dropped.
     #[doc(alias = "ibv_post_recv")]
+    #[inline]
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
-        Op::new(OpQueue::Qp(self.clone()), OpRequest::Recv, memory)
+        self.op(OpRequest::Recv, memory)
     }
 
     /// Reads from the peer as many bytes as `memory` has.
     #[doc(alias = "IBV_WR_RDMA_READ")]
+    #[inline]
     pub fn read<L: LendMut>(&self, remote: Remote, memory: L) -> Op<'static, L, S> {
-        self.post(SendWr::read(remote, &[]), memory)
+        self.op(OpRequest::Read(remote), memory)
     }
 
     /// Writes `memory` to the peer.
@@ -245,8 +286,9 @@ impl<S: Locking> AsyncQueuePair<S> {
     /// # drop(page); Ok(()) }
     /// ```
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    #[inline]
     pub fn write<L: Lend>(&self, remote: Remote, memory: L) -> Op<'static, L, S> {
-        self.post(SendWr::write(remote, &[]), memory)
+        self.op(OpRequest::Write(remote), memory)
     }
 
     /// Adds `add` to eight bytes of the peer, whose address is a multiple of eight. `buffer` gets the old
@@ -366,6 +408,7 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// println!("{}: {:?}", received.outcome.qpn, &*received.memory);
     /// # Ok(()) }
     /// ```
+    #[inline]
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
         Op::new(OpQueue::Srq(self.clone()), OpRequest::Recv, memory)
     }
@@ -387,11 +430,12 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     pub(super) fn post_one(
         &self,
         memory: &mut Memory,
-        named: Option<NamedBytes>,
-        waker: &mut Option<Waker>,
-    ) -> Result<Posted, PostError> {
+        named: Option<&NamedBytes>,
+        waker: Waker,
+    ) -> Result<Posted, Refused> {
         let mut srq = self.inner.srq.lock().ok_or(PostError::Forked)?;
-        post_recv(srq.batch()?, self.inner.key, memory, named, waker)
+        let batch = srq.batch()?;
+        post_recv(batch, memory, named, OpTag { queue: self.inner.key, fate: Fate::Pending(waker) })
     }
 }
 

@@ -113,7 +113,7 @@ impl<P> LoanSlot<P> {
     }
 
     /// Takes the loan `wr_id`, if it is in this slot and settled.
-    #[inline]
+    #[inline(always)]
     fn take_settled(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
         let settled = wr_id | SETTLED;
         // Acquire pairs with the Release of `settle`.
@@ -463,6 +463,12 @@ impl<P> LoanTable<P> {
         self.slot(wr_id).claim(wr_id)
     }
 
+    /// The loan `wr_id`, if it is settled.
+    #[inline(always)]
+    pub(crate) fn take_settled(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
+        self.slot(wr_id).take_settled(wr_id)
+    }
+
     /// Shows each payload whose request is in flight, to be changed. Runs no code of the program.
     pub(crate) fn each_lent(&self, mut visit: impl FnMut(&mut P)) {
         for slot in self.lendable_slots() {
@@ -488,7 +494,7 @@ impl<P> LoanTable<P> {
 
     /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans.
     #[cold]
-    pub(crate) fn take_settled(&self, mut visit: impl FnMut(u64, P)) {
+    pub(crate) fn take_all_settled(&self, mut visit: impl FnMut(u64, P)) {
         for (wr_id, payload) in self.lendable_slots().filter_map(LoanSlot::take_any_settled) {
             visit(wr_id, payload);
         }

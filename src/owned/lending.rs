@@ -6,8 +6,8 @@ use super::region_slice::RegionSlice;
 use crate::error::{Error, MemoryError, debug_is_sentence};
 use crate::identity::Identity;
 use crate::lending::compact_enum::{CompactEnum, Content};
-use crate::lending::loan_table::LoanTable;
 use crate::lending::loan_table::lender::{FreeSlot, Lender, LoanBatch};
+use crate::lending::loan_table::{LoanTable, ReturnedLoan};
 use crate::mr::MemoryRegion;
 use crate::pd::{KernelPd, ProtectionDomain, Sharing};
 use crate::wc::WcOpcode;
@@ -309,6 +309,15 @@ pub(crate) fn memory_and_tag<T>(lent: Lent<T>) -> Option<(Memory, T)> {
         Content::Large(OtherLoan::Owned(memory, tag)) => Some((memory, tag)),
         Content::Large(OtherLoan::Unsignaled { memory, tag, .. }) => Some((memory, tag)),
         Content::Large(OtherLoan::Scoped) => None,
+    }
+}
+
+/// Moves the memory out of a loan, and drops the tag.
+#[inline(always)]
+pub(crate) fn take_memory<T>(loan: ReturnedLoan<'_, Lent<T>>) -> Option<Memory> {
+    match loan.take_small() {
+        Ok((buffer, (range, _))) => Some(Memory::Buffer(Buffer::of(buffer, range))),
+        Err(loan) => memory_and_tag(loan.take()).map(|(memory, _)| memory),
     }
 }
 
