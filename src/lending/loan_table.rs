@@ -7,21 +7,7 @@
 //! back. Neither side locks or allocates. Model-checked with loom.
 //!
 //! The loan of a future has a third user: the future, which holds its slot for a moment to change the waker in it, and
-//! later takes from it how the request ended. The states of a slot, and who changes them:
-//!
-//! ```text
-//!            lend                 take_back               take
-//!    FREE ----------> wr_id ----------------------> TAKEN ----> FREE        a request without a future
-//!           poster    |  ^         poller             |
-//!                claim|  |drop                        | settle
-//!               future|  |future                      | poller
-//!                     v  |                            v     claim
-//!                     HELD                 SETTLED | wr_id ---------> TAKEN ----> FREE
-//!                                                           future, or a poster that needs the slot
-//! ```
-//!
-//! A thread that finds `HELD`, or a future that finds `TAKEN`, waits: the other one moves a few words and runs no code
-//! of the program meanwhile.
+//! later takes from it how the request ended. docs/ARCHITECTURE.md draws the bits of a `wr_id` and the states of a slot.
 
 pub(crate) mod lender;
 
