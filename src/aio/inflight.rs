@@ -324,17 +324,43 @@ pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
 /// A request is over: writes how it ended to its slot, and defers what runs code of the program. `over` is the number of
 /// requests that were over before.
 #[inline(always)]
-pub(super) fn complete(mut done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
+pub(super) fn complete(done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
+    match done.outcome_of_send() {
+        Some(outcome) => settle(done, outcome, over, deferred),
+        None => complete_other(done, over, deferred),
+    }
+}
+
+/// The same for a receive or a failure. Out of line, as is whatever else needs the whole of `done`: with all of it in
+/// registers, a send takes 51 instructions more.
+#[inline(never)]
+fn complete_other(done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
     let outcome = done.outcome();
+    settle(done, outcome, over, deferred);
+}
+
+#[inline(always)]
+fn settle(
+    mut done: VisitedCompletion<'_, OpTag>,
+    outcome: Outcome,
+    over: u64,
+    deferred: &mut Deferred,
+) {
     let Some(tag) = done.tag_mut() else { return };
     match std::mem::replace(&mut tag.fate, Fate::Over(outcome, over)) {
         Fate::Pending(waker) => {
             deferred.wake(waker);
             done.settle();
         }
-        // No future waits for it.
-        _ => done.into_owned().into_iter().for_each(|done| deferred.drop(done.memory)),
+        _ => discard(done, deferred),
     }
+}
+
+/// No future waits for the request.
+#[cold]
+#[inline(never)]
+fn discard(done: VisitedCompletion<'_, OpTag>, deferred: &mut Deferred) {
+    done.into_owned().into_iter().for_each(|done| deferred.drop(done.memory));
 }
 
 /// The end of a request, of its slot.

@@ -423,6 +423,7 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
 
     /// The same, of a request whose end is not in its slot.
     #[cold]
+    #[inline(never)]
     fn poll_in_flight(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
         match self.queue.inflight().progress(wr_id, waker) {
             OpProgress::Pending => Poll::Pending,
@@ -435,7 +436,7 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
     }
 
     /// How a [posted](Stage::Posted) request ended.
-    #[inline]
+    #[inline(always)]
     fn end(&mut self, mut memory: Memory, outcome: Outcome) -> Poll<OpResult<L>> {
         self.stage = Stage::Over;
         if let OpRequest::Recv = self.request {

@@ -141,15 +141,22 @@ impl<'c, T> VisitedCompletion<'c, T> {
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
         match &self.end {
-            // Of a send that succeeded the completion says no more: 44 instructions less for a future.
+            CompletionSource::InQueue(completion) => Outcome::of(completion),
+            CompletionSource::Copied(outcome) => *outcome,
+        }
+    }
+
+    /// The outcome of a send that succeeded, of whose completion no other fields are read.
+    #[inline(always)]
+    pub(crate) fn outcome_of_send(&self) -> Option<Outcome> {
+        match &self.end {
             CompletionSource::InQueue(completion)
                 if self.is_success() && !self.opcode.is_recv() =>
             {
                 let new = Outcome::new(WcStatus::SUCCESS, self.opcode, completion.qpn());
-                Outcome { byte_len: completion.byte_len(), ..new }
+                Some(Outcome { byte_len: completion.byte_len(), ..new })
             }
-            CompletionSource::InQueue(completion) => Outcome::of(completion),
-            CompletionSource::Copied(outcome) => *outcome,
+            _ => None,
         }
     }
 
