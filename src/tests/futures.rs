@@ -118,6 +118,7 @@ for_each_kind! {
     aborting_flushes_posted_requests_and_refuses_the_rest
     completions_of_no_request_are_counted
     memory_comes_back_from_a_request_with_its_type
+    requests_that_are_over_leave_room_although_nobody_fetched_them
 }
 
 impl Futures {
@@ -555,6 +556,27 @@ fn memory_comes_back_from_a_request_with_its_type<S: Kind>() {
     // And it does not come back as another type.
     assert!(<()>::back(erased.into_memory()).is_none());
     assert!(Page::back(Memory::None).is_none() && RegionSlice::back(Memory::None).is_none());
+}
+
+/// Otherwise a program that waits for one more request, before it looks at those that it posted, would wait for ever.
+fn requests_that_are_over_leave_room_although_nobody_fetched_them<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let depth = futures.qp.caps().max_send_wr;
+    let mut posted = Vec::new();
+    for round in 0..3 * depth {
+        let mut sent = futures.qp.send(futures.pool.copy(&[round as u8]).unwrap());
+        assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+        assert!(sent.is_posted(), "{round}");
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        posted.push(sent);
+    }
+    assert_eq!(futures.qp.in_flight(), 0);
+    drop(posted.remove(1));
+    assert_eq!(futures.pool.idle(), 64 - posted.len());
+    for (sent, round) in posted.iter_mut().zip((0..).filter(|round| *round != 1)) {
+        let Poll::Ready(Ok(finished)) = Pin::new(sent).poll(&mut cx()) else { panic!("{round}") };
+        assert_eq!(finished.memory[..], [round]);
+    }
 }
 
 fn completions_of_no_request_are_counted<S: Kind>() {

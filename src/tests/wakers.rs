@@ -5,7 +5,7 @@
 use super::futures::Futures;
 use crate::aio::AsyncQueuePair;
 use crate::uverbs::scripted::Role;
-use crate::{QpType, WcStatus};
+use crate::{QpState, QpType, WcStatus};
 use std::cell::Cell;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -204,6 +204,22 @@ fn wakers_that_wait_for_room_are_used_without_a_lock() {
         for send in &mut sends {
             let _ = poll(send, &one);
         }
+    });
+}
+
+/// For its memory, and for the state of its queue pair.
+#[test]
+fn the_waker_of_a_refused_request_is_dropped_without_a_lock() {
+    in_time(|futures, callback| {
+        let one = callback.waker();
+        let foreign = futures.bench.context.alloc_pd().unwrap();
+        let foreign = foreign.buffer_pool_builder(64).build().unwrap();
+        assert!(poll(&mut futures.qp.send(foreign.take().unwrap()), &one).is_ready());
+        assert!(poll(&mut futures.qp.recv(foreign.take().unwrap()), &one).is_ready());
+        futures.qp.qp.set_state(QpState::RESET);
+        assert!(poll(&mut futures.qp.send(futures.pool.take().unwrap()), &one).is_ready());
+        assert!(poll(&mut futures.qp.recv(futures.pool.take().unwrap()), &one).is_ready());
+        assert!(poll(&mut futures.qp.send_inline(&[]), &one).is_ready());
     });
 }
 
