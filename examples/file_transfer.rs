@@ -131,7 +131,7 @@ async fn receive(path: &str, listener: TcpListener) -> Result<()> {
             message = inbox.next() => message?,
             gone = gone(&stream) => return gone,
         };
-        let piece = message.outcome.imm.ok_or("a piece without a number")?;
+        let piece = message.outcome.imm().ok_or("a piece without a number")?;
         if u64::from(piece) != written / PIECE as u64 {
             return Err(format!("piece {piece} comes out of turn").into());
         }

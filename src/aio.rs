@@ -61,7 +61,10 @@ mod inflight;
 mod locking;
 mod op;
 mod poll_loop;
+mod post_all;
+mod qp;
 mod queue;
+mod srq;
 #[cfg(feature = "stream")]
 mod stream;
 #[cfg(feature = "tokio")]
@@ -70,5 +73,7 @@ pub mod tokio;
 pub use driver::{AsyncCompletionQueue, Driver, Readiness, Worker};
 pub use inbox::{Inbox, Message};
 pub use locking::Locking;
-pub use op::{AtomicOp, Finished, Op, OpError, OpErrorKind};
-pub use queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
+pub use op::{AtomicOp, Finished, Op, OpError, OpErrorKind, Request, Transfer};
+pub use post_all::PostAll;
+pub use qp::AsyncQueuePair;
+pub use srq::AsyncSharedReceiveQueue;

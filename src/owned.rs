@@ -177,11 +177,12 @@ mod srq;
 
 pub use buffer::{Buffer, BufferError, BufferPool, BufferPoolBuilder, SharedBuffer};
 pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
+pub(crate) use cq::Visit;
 pub use cq::{OwnedCompletionQueue, OwnedCompletions};
 #[cfg(test)]
 pub(crate) use lending::lent;
 pub(crate) use lending::{
-    AskedMemory, Lent, Loans, NamedBytes, memory_and_tag, tag_mut, take_memory,
+    AskedMemory, Lent, Loans, NamedBytes, memory_and_tag, open_buffer, tag_mut,
 };
 pub use lending::{Lend, LendMut, Memory, PushError, RegionSge};
 pub use program_buffer::{ProgramBuffer, RegisteredBuffer};

@@ -113,8 +113,8 @@ const _: () = {
     shared::<aio::Worker>();
     shared::<aio::AsyncSharedReceiveQueue>();
     shared::<aio::Inbox>();
-    shared::<aio::Op<'static, Buffer>>();
-    shared::<aio::AtomicOp<'static>>();
+    shared::<aio::Op<Buffer>>();
+    shared::<aio::AtomicOp>();
     // Cells are moved in and out as bytes, never shared.
     shared::<MemoryRegion<std::cell::Cell<u8>>>();
 };

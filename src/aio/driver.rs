@@ -1,17 +1,18 @@
 //! The driver, which polls a completion queue and wakes the futures of its requests.
 
 use super::deferred::Deferred;
-use super::inflight::{Inflight, InflightKey, InflightTable, OpTag, complete};
+use super::inflight::{Inflight, InflightKey, InflightTable, OpTag, complete, complete_send};
 use super::locking::Locking;
 use super::poll_loop::{DriverIo, PollLoop};
-use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
+use super::qp::AsyncQueuePair;
+use super::srq::AsyncSharedReceiveQueue;
 use crate::channel::CompletionChannel;
 use crate::cq::{self, CompletionQueue, CqBuilder, CqControl, CqRef, Notify, PollError};
 use crate::error::{Error, ErrorWith, Result};
 use crate::first_panic::FirstPanic;
 use crate::lending::loan_table::lender::Lender;
 use crate::owned::{
-    OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, VisitedCompletion,
+    OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, Visit, VisitedCompletion,
 };
 use crate::pd::{Exclusive, ProtectionDomain, Shared};
 use crate::qp::QueuePair;
@@ -140,13 +141,7 @@ fn poll<S: Locking>(
     if someone_waits {
         deferred.forget_room();
     }
-    let found = cq.poll_each(most, |done| {
-        if someone_waits || !done.is_success() {
-            report(&done, queues, someone_waits, deferred);
-        }
-        complete(done, *over, deferred);
-        *over += 1;
-    })?;
+    let found = cq.poll_visiting(most, &mut Visitor { queues, someone_waits, over, deferred })?;
     if let Some(queues) = queues {
         if found > 0 {
             queues.make_room(!someone_waits, deferred);
@@ -155,23 +150,42 @@ fn poll<S: Locking>(
     Ok(found)
 }
 
-/// Lets the futures of a queue know of a request that failed, and remembers that the queue made room if futures wait
-/// for that.
-#[cold]
-fn report<S: Locking>(
-    done: &VisitedCompletion<'_, OpTag>,
-    queues: Option<&InflightTable<S>>,
+/// Writes the ends of requests to their slots.
+struct Visitor<'d, S: Locking> {
+    queues: Option<&'d InflightTable<S>>,
+    /// Whether futures wait for room, in any queue.
     someone_waits: bool,
-    deferred: &mut Deferred,
-) {
-    let Some(OpTag { queue, .. }) = done.tag() else { return };
-    if someone_waits {
-        deferred.make_room(*queue);
-    }
-    if !done.is_success() {
-        if let Some(inflight) = queues.and_then(|queues| queues.find(*queue)) {
-            inflight.fail(done.status(), deferred);
+    over: &'d mut u64,
+    deferred: &'d mut Deferred,
+}
+
+impl<S: Locking> Visit<OpTag> for Visitor<'_, S> {
+    #[inline(always)]
+    fn success(&mut self, done: VisitedCompletion<'_, OpTag>) {
+        if self.someone_waits || done.opcode().is_recv() {
+            return self.other(done);
         }
+        complete_send(done, *self.over, self.deferred);
+        *self.over += 1;
+    }
+
+    /// Lets the futures of the queue know of a request that failed, and remembers that the queue made room if futures
+    /// wait for that.
+    #[inline(never)]
+    fn other(&mut self, done: VisitedCompletion<'_, OpTag>) {
+        let Visitor { queues, someone_waits, over, deferred } = self;
+        if let Some(OpTag { queue, .. }) = done.tag() {
+            if *someone_waits {
+                deferred.make_room(*queue);
+            }
+            if !done.is_success() {
+                if let Some(inflight) = queues.and_then(|queues| queues.find(*queue)) {
+                    inflight.fail(done.status(), deferred);
+                }
+            }
+        }
+        complete(done, **over, deferred);
+        **over += 1;
     }
 }
 

@@ -2,8 +2,10 @@
 
 use super::inflight::Inflight;
 use super::locking::Locking;
-use super::op::{Finished, Op, OpError, OpErrorKind, OpQueue};
-use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
+use super::op::{Finished, Op, OpError, OpErrorKind, Transfer};
+use super::qp::AsyncQueuePair;
+use super::queue::{Posting, Queue};
+use super::srq::AsyncSharedReceiveQueue;
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
 use crate::qp::QpState;
@@ -12,6 +14,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 /// A message that was received.
@@ -45,10 +48,10 @@ pub struct Message {
 /// ```
 pub struct Inbox<S: Locking = Shared> {
     /// The queue that the receives are posted to.
-    queue: OpQueue<S>,
+    queue: Arc<Queue<S>>,
     pool: BufferPool,
     depth: usize,
-    posted: VecDeque<Op<'static, Buffer, S>>,
+    posted: VecDeque<Op<Buffer, S>>,
     /// That of the task that polled last.
     waker: Waker,
     /// Why no more messages come; `None` while they may.
@@ -66,7 +69,7 @@ impl<S: Locking> AsyncQueuePair<S> {
     /// [`fill`](Inbox::fill) then. A datagram that finds no receive is lost.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let is_ready = self.state() != QpState::RESET;
-        Inbox::new(OpQueue::Qp(self.clone()), pool, depth, is_ready)
+        Inbox::new(self.queue().clone(), pool, depth, is_ready)
     }
 }
 
@@ -100,13 +103,13 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     ///
     /// The first receives are posted before this returns.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
-        Inbox::new(OpQueue::Srq(self.clone()), pool, depth, true)
+        Inbox::new(self.queue().clone(), pool, depth, true)
     }
 }
 
 impl<S: Locking> Inbox<S> {
     /// Posts the first receives, if the queue `is_ready` for them.
-    fn new(queue: OpQueue<S>, pool: &BufferPool, depth: usize, is_ready: bool) -> Self {
+    fn new(queue: Arc<Queue<S>>, pool: &BufferPool, depth: usize, is_ready: bool) -> Self {
         let (pool, depth) = (pool.clone(), depth.max(1));
         let posted = VecDeque::new();
         let waker = Waker::noop().clone();
@@ -141,10 +144,7 @@ impl<S: Locking> Inbox<S> {
         }
         while self.posted.len() < self.depth && !self.has_waiting() {
             let Ok(buffer) = self.pool.take() else { break };
-            self.posted.push_back(match &self.queue {
-                OpQueue::Qp(qp) => qp.recv(buffer),
-                OpQueue::Srq(srq) => srq.recv(buffer),
-            });
+            self.posted.push_back(Op::new(self.queue.clone(), Transfer::Recv, buffer));
             // If the receive could not be posted, `poll_next` returns its error.
             let posted = self.posted.back_mut().is_some_and(|op| {
                 let _ = op.poll_post(cx);
@@ -218,16 +218,16 @@ impl<S: Locking> Inbox<S> {
 
     /// Polls the receives that are posted, and moves the first that is over to `arrived`.
     fn poll_posted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let completed = match &self.queue {
+        let completed = match &self.queue.posting {
             // Receives of a queue pair complete in the order in which they were posted.
-            OpQueue::Qp(_) => match self.posted.front_mut() {
+            Posting::Qp(_) => match self.posted.front_mut() {
                 Some(op) => Pin::new(op).poll(cx).map(|end| (0, end)),
                 None => Poll::Pending,
             },
             // Receives of a shared receive queue complete in any order.
-            OpQueue::Srq(srq) => {
+            Posting::Srq(_) => {
                 // While none is over, the first one may have failed to be posted.
-                let at = first_over(srq.inflight(), &self.posted, cx).unwrap_or(0);
+                let at = first_over(&self.queue.inflight, &self.posted, cx).unwrap_or(0);
                 match self.posted.get_mut(at) {
                     Some(op) => Pin::new(op).poll(cx).map(|end| (at, end)),
                     None => Poll::Pending,
@@ -250,10 +250,10 @@ impl<S: Locking> Inbox<S> {
 
     /// Ends the stream if the connection is broken: no message can complete a receive that is still posted.
     fn end_if_broken(&mut self, kind: OpErrorKind) {
-        self.ended = match (kind, &self.queue) {
+        self.ended = match (kind, &self.queue.posting) {
             // A driver that ended cannot be started again, and a forked child has none.
             (OpErrorKind::DriverGone | OpErrorKind::Post(PostError::Forked), _) => Some(kind),
-            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), OpQueue::Qp(_)) => {
+            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), Posting::Qp(_)) => {
                 Some(OpErrorKind::Earlier(status))
             }
             _ => return,
@@ -282,7 +282,7 @@ impl<S: Locking> Inbox<S> {
 ///
 fn first_over<S: Locking>(
     inflight: &Inflight<S>,
-    posted: &VecDeque<Op<'static, Buffer, S>>,
+    posted: &VecDeque<Op<Buffer, S>>,
     cx: &Context<'_>,
 ) -> Option<usize> {
     // Those that wait for room are the last.

@@ -21,10 +21,9 @@ use super::deferred::Deferred;
 use super::locking::Locking;
 use crate::error::Error;
 use crate::first_panic::FirstPanic;
+use crate::lending::compact_enum::Content;
 use crate::lending::loan_table::{Claim, RECV, ReturnedLoan};
-use crate::owned::{
-    Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, tag_mut, take_memory,
-};
+use crate::owned::{Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, tag_mut};
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState, WeakQpHandle};
 use crate::sync::fork::Epoch;
@@ -72,6 +71,8 @@ pub(super) struct OpTag {
 pub(super) enum Fate {
     /// In flight, with the waker of its future.
     Pending(Waker),
+    /// In flight, and its end wakes nobody, until a task watches it.
+    Unwatched,
     /// In flight, and no future waits for it.
     Abandoned,
     /// Over, and its future was not polled since. The number says how many were over before it.
@@ -81,9 +82,20 @@ pub(super) enum Fate {
 /// The key of a queue in an [`InflightTable`]: an index and a generation. The key of a removed queue finds nothing,
 /// whatever takes its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct InflightKey {
-    index: u32,
-    generation: u32,
+pub(super) struct InflightKey(u64);
+
+impl InflightKey {
+    fn new(index: u32, generation: u32) -> InflightKey {
+        InflightKey(u64::from(generation) << u32::BITS | u64::from(index))
+    }
+
+    fn index(self) -> u32 {
+        self.0 as u32
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> u32::BITS) as u32
+    }
 }
 
 /// The requests in flight of the queues that complete to one completion queue.
@@ -108,10 +120,10 @@ impl<S: Locking> InflightTable<S> {
             self.entries.push((0, None));
             (self.entries.len() - 1) as u32
         });
-        let mut key = InflightKey { index, generation: 0 };
+        let mut key = InflightKey::new(index, 0);
         if let Some((generation, entry)) = self.entries.get_mut(index as usize) {
             *entry = Some(inflight);
-            key.generation = *generation;
+            key = InflightKey::new(index, *generation);
         }
         key
     }
@@ -119,23 +131,23 @@ impl<S: Locking> InflightTable<S> {
     /// `None` if the queue was removed.
     #[inline]
     pub(super) fn find(&self, key: InflightKey) -> Option<&Inflight<S>> {
-        match self.entries.get(key.index as usize) {
-            Some((generation, Some(inflight))) if *generation == key.generation => Some(inflight),
+        match self.entries.get(key.index() as usize) {
+            Some((generation, Some(inflight))) if *generation == key.generation() => Some(inflight),
             _ => None,
         }
     }
 
     /// Removes a queue; what is in flight has no future.
     pub(super) fn remove(&mut self, key: InflightKey) -> Option<Arc<Inflight<S>>> {
-        let (generation, entry) = self.entries.get_mut(key.index as usize)?;
-        if *generation != key.generation {
+        let (generation, entry) = self.entries.get_mut(key.index() as usize)?;
+        if *generation != key.generation() {
             return None;
         }
         let inflight = entry.take()?;
         // An entry whose generations are used up stays empty.
         if let Some(next) = generation.checked_add(1) {
             *generation = next;
-            self.free.push(key.index);
+            self.free.push(key.index());
         }
         Some(inflight)
     }
@@ -321,20 +333,20 @@ pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
     }
 }
 
-/// A request is over: writes how it ended to its slot, and defers what runs code of the program. `over` is the number of
+/// A send succeeded: writes how it ended to its slot, and defers what runs code of the program. `over` is the number of
 /// requests that were over before.
 #[inline(always)]
-pub(super) fn complete(done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
-    match done.outcome_of_send() {
-        Some(outcome) => settle(done, outcome, over, deferred),
-        None => complete_other(done, over, deferred),
-    }
+pub(super) fn complete_send(
+    done: VisitedCompletion<'_, OpTag>,
+    over: u64,
+    deferred: &mut Deferred,
+) {
+    let outcome = done.outcome_of_send();
+    settle(done, outcome, over, deferred);
 }
 
-/// The same for a receive or a failure. Out of line, as is whatever else needs the whole of `done`: with all of it in
-/// registers, a send takes 51 instructions more.
-#[inline(never)]
-fn complete_other(done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
+/// The same for any request.
+pub(super) fn complete(done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
     let outcome = done.outcome();
     settle(done, outcome, over, deferred);
 }
@@ -352,6 +364,7 @@ fn settle(
             deferred.wake(waker);
             done.settle();
         }
+        Fate::Unwatched => done.settle(),
         _ => discard(done, deferred),
     }
 }
@@ -363,23 +376,20 @@ fn discard(done: VisitedCompletion<'_, OpTag>, deferred: &mut Deferred) {
     done.into_owned().into_iter().for_each(|done| deferred.drop(done.memory));
 }
 
-/// The end of a request, of its slot.
+/// How a request on a buffer ended, if it is over.
 #[inline(always)]
-fn end_of(mut loan: ReturnedLoan<'_, Lent<OpTag>>) -> Option<(Memory, Outcome)> {
-    // No other loan is settled.
-    let OpTag { fate: Fate::Over(outcome, _), .. } = tag_mut(loan.get_mut())? else { return None };
-    let outcome = *outcome;
-    Some((take_memory(loan)?, outcome))
+pub(super) fn outcome_in(loan: &ReturnedLoan<'_, Lent<OpTag>>) -> Option<Outcome> {
+    match loan.get().get() {
+        Content::Small(_, (_, OpTag { fate: Fate::Over(outcome, _), .. })) => Some(*outcome),
+        _ => None,
+    }
 }
 
-/// The end of a request, which was moved out of its slot.
-#[cold]
-fn moved_end(lent: Option<Lent<OpTag>>) -> OpProgress {
-    match lent.and_then(memory_and_tag) {
-        Some((memory, OpTag { fate: Fate::Over(outcome, _), .. })) => {
-            OpProgress::Over(memory, outcome)
-        }
-        _ => OpProgress::Lost(Broken::DriverGone),
+/// The end of a request that is over; `None` for any other.
+pub(super) fn end_of(lent: Lent<OpTag>) -> Option<(Memory, Outcome)> {
+    match memory_and_tag(lent)? {
+        (memory, OpTag { fate: Fate::Over(outcome, _), .. }) => Some((memory, outcome)),
+        _ => None,
     }
 }
 
@@ -395,8 +405,7 @@ pub(super) struct Inflight<S: Locking = Shared> {
     loans: [Loans<OpTag>; 2],
     /// [`InflightTable::waiting`].
     waiting: Arc<AtomicUsize>,
-    /// `None` where the kernel could not say which process this is.
-    epoch: Option<Epoch>,
+    epoch: Epoch,
     /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Weak, because
     /// the completion queue's table keeps this value alive, and must not keep the queue pair alive.
     qp: Option<WeakQpHandle>,
@@ -411,7 +420,7 @@ impl<S: Locking> Inflight<S> {
         waiting: Arc<AtomicUsize>,
     ) -> Arc<Inflight<S>> {
         let (state, flags) = (S::Lock::new(State::default()), AtomicU32::new(0));
-        let (qp, epoch) = (qp.map(|control| control.qp.downgrade()), Epoch::current().ok());
+        let (qp, epoch) = (qp.map(|control| control.qp.downgrade()), Epoch::current_or_none());
         Arc::new(Inflight { state, flags, loans, waiting, epoch, qp })
     }
 
@@ -423,7 +432,7 @@ impl<S: Locking> Inflight<S> {
     /// Whether this process made the queue. In a forked child a slot may stay as a thread of the parent held it.
     #[inline]
     fn is_here(&self) -> bool {
-        self.epoch.is_some_and(|epoch| !epoch.is_over())
+        !self.epoch.is_over()
     }
 
     /// The slots among which that of `wr_id` is.
@@ -589,14 +598,13 @@ impl<S: Locking> Inflight<S> {
             if self.flags.load(Ordering::Relaxed) & GONE != 0 {
                 return false;
             }
-            let Some(OpTag { fate: Fate::Pending(old), .. }) = tag_mut(loan.get_mut()) else {
-                return false;
-            };
-            if old.will_wake(waker) {
+            let fate = tag_mut(loan.get_mut()).map(|tag| &mut tag.fate);
+            let Some(fate @ (Fate::Pending(_) | Fate::Unwatched)) = fate else { return false };
+            if matches!(fate, Fate::Pending(old) if old.will_wake(waker)) {
                 return true;
             }
             let left = match fresh.take() {
-                Some(new) => std::mem::replace(old, new),
+                Some(new) => std::mem::replace(fate, Fate::Pending(new)),
                 None => {
                     drop(loan);
                     fresh = Some(waker.clone());
@@ -609,13 +617,10 @@ impl<S: Locking> Inflight<S> {
         }
     }
 
-    /// The end of a request, if it is over; frees its slot.
+    /// The loan of a request that is over, if it is in its slot.
     #[inline(always)]
-    pub(super) fn take_end(&self, wr_id: u64) -> Option<(Memory, Outcome)> {
-        if !self.is_here() {
-            return None;
-        }
-        self.loans(wr_id).take_settled(wr_id).and_then(end_of)
+    pub(super) fn take_settled(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<OpTag>>> {
+        if self.is_here() { self.loans(wr_id).take_settled(wr_id) } else { None }
     }
 
     /// Says how far a request is. Unless it is pending, its slot is freed, or is left to the device.
@@ -626,21 +631,21 @@ impl<S: Locking> Inflight<S> {
         if self.watch(wr_id, waker) {
             return OpProgress::Pending;
         }
-        match self.loans(wr_id).claim(wr_id) {
-            Claim::Settled(loan) => end_of(loan)
-                .map_or(OpProgress::Lost(Broken::DriverGone), |(memory, outcome)| {
-                    OpProgress::Over(memory, outcome)
-                }),
+        let lent = match self.loans(wr_id).claim(wr_id) {
+            Claim::Settled(loan) => Some(loan.take()),
             // The driver is gone, and its completion will not be seen.
             Claim::Lent(mut loan) => {
                 let left = tag_mut(loan.get_mut())
                     .map(|tag| std::mem::replace(&mut tag.fate, Fate::Abandoned));
                 drop(loan);
                 drop(left);
-                OpProgress::Lost(Broken::DriverGone)
+                None
             }
-            Claim::Moved => moved_end(self.take_moved(wr_id)),
-        }
+            Claim::Moved => self.take_moved(wr_id),
+        };
+        lent.and_then(end_of).map_or(OpProgress::Lost(Broken::DriverGone), |(memory, outcome)| {
+            OpProgress::Over(memory, outcome)
+        })
     }
 
     /// The future of a request was dropped. The memory stays lent until the request is over.
@@ -698,7 +703,7 @@ impl<S: Locking> Inflight<S> {
         flushed
     }
 
-    fn flush(&self) -> crate::Result<()> {
+    pub(super) fn flush(&self) -> crate::Result<()> {
         flush(self.qp.as_ref())
     }
 

@@ -1,120 +1,80 @@
 //! Requests as futures.
 
-use super::inflight::{Admission, Broken, Inflight, OpProgress, OpTag, Side, Ticket};
+use super::inflight::{Admission, Broken, Side, Ticket};
 use super::locking::Locking;
-use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
+use super::queue::{PostFailure, Queue, Turn, end_of_settled};
 use crate::error::{Error, debug_is_sentence};
 use crate::first_panic::FirstPanic;
-use crate::owned::{Buffer, Lend, Memory, NamedBytes, Outcome};
+use crate::owned::{Buffer, Lend, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
-use crate::wr::{PostError, Remote, RingError, SendWr};
+use crate::wr::{PostError, Remote, SendWr};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// What an [`Op`] posts.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum OpRequest<'a> {
-    /// Most requests are one of these three, each of which is posted by a function of its own: 179 instructions less
-    /// than as `Any`.
+/// A request that needs nothing but its memory, and for a write or a read the peer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// A message for the peer's next receive.
     Send,
+    /// A write to the peer.
     Write(Remote),
+    /// A read of as many bytes as the memory has.
     Read(Remote),
-    Any(SendWr<'a>),
+    /// A receive.
     Recv,
 }
 
-impl OpRequest<'_> {
-    #[inline]
-    fn side(&self) -> Side {
+/// What an [`Op`] posts: a [`Transfer`], or any [`SendWr`]. Implemented by these two.
+pub trait Request: sealed::Request {}
+
+impl Request for Transfer {}
+impl Request for SendWr<'_> {}
+
+mod sealed {
+    use super::{SendWr, Transfer};
+
+    pub trait Request: Copy {
+        fn kind(&self) -> Kind<'_>;
+    }
+
+    /// Either kind of request.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Kind<'a> {
+        /// Each of these is posted by a function of its own: 179 instructions less than by that of `Any`.
+        Transfer(Transfer),
+        Any(&'a SendWr<'a>),
+    }
+
+    impl Request for Transfer {
+        #[inline(always)]
+        fn kind(&self) -> Kind<'_> {
+            Kind::Transfer(*self)
+        }
+    }
+
+    impl Request for SendWr<'_> {
+        #[inline(always)]
+        fn kind(&self) -> Kind<'_> {
+            Kind::Any(self)
+        }
+    }
+}
+
+pub(super) use sealed::Kind;
+
+impl Kind<'_> {
+    #[inline(always)]
+    pub(super) fn side(&self) -> Side {
         match self {
-            OpRequest::Recv => Side::Recv,
+            Kind::Transfer(Transfer::Recv) => Side::Recv,
             _ => Side::Send,
         }
     }
-}
-
-/// A queue pair or shared receive queue, to which an [`Op`] is posted.
-pub(super) enum OpQueue<S: Locking> {
-    Qp(AsyncQueuePair<S>),
-    Srq(AsyncSharedReceiveQueue<S>),
-}
-
-impl<S: Locking> OpQueue<S> {
-    /// Its requests in flight.
-    #[inline]
-    pub(super) fn inflight(&self) -> &Inflight<S> {
-        match self {
-            OpQueue::Qp(qp) => qp.inflight(),
-            OpQueue::Srq(srq) => srq.inflight(),
-        }
-    }
-
-    /// Posts one request, which takes `memory`; an error leaves it. Runs no code of the program. `named` is what the
-    /// memory said, unless it is a [`Buffer`].
-    #[inline(always)]
-    fn post(
-        &self,
-        request: &OpRequest<'_>,
-        memory: &mut Memory,
-        named: Option<&NamedBytes>,
-        waker: Waker,
-    ) -> Result<Posted, Refused> {
-        match self {
-            OpQueue::Qp(qp) => qp.post_one(request, memory, named, waker),
-            OpQueue::Srq(srq) => srq.post_one(memory, named, waker),
-        }
-    }
-
-    /// Posts a request that found the queue full, or lets it wait for room.
-    #[cold]
-    fn post_or_wait(
-        &self,
-        request: &OpRequest<'_>,
-        memory: &mut Memory,
-        named: Option<&NamedBytes>,
-        ticket: &mut Option<Ticket>,
-        waker: &Waker,
-    ) -> Result<Posted, Refused> {
-        let (inflight, side) = (self.inflight(), request.side());
-        if inflight.move_ends(side) {
-            match self.post(request, memory, named, waker.clone()) {
-                Err(Refused { error: PostError::Full, .. }) => {}
-                posted => return posted,
-            }
-        }
-        inflight.wait(side, ticket, waker);
-        // Once more: a completion that came before `wait` made room and woke nobody.
-        self.post(request, memory, named, waker.clone())
-    }
-}
-
-/// Why a request was not posted.
-pub(super) struct Refused {
-    pub(super) error: PostError,
-    /// Its tag, which has the waker: the caller drops it when no lock is held.
-    pub(super) tag: Option<OpTag>,
-}
-
-impl From<PostError> for Refused {
-    fn from(error: PostError) -> Refused {
-        Refused { error, tag: None }
-    }
-}
-
-/// The fate of a request that was posted.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Posted {
-    /// It completes, and its loan has this `wr_id`.
-    InFlight(u64),
-    /// The same, but the device is gone, and nothing of the queue pair completes any more.
-    Lost(u64),
-    /// The queue was not rung, and the batch was dropped with the memory.
-    Dropped(RingError),
 }
 
 /// A request: a future that returns how the request ended, and the memory that it worked on.
@@ -124,6 +84,9 @@ pub(super) enum Posted {
 /// posted takes the request back and drops the memory. Dropping it afterwards leaves the request in flight,
 /// and the queue keeps the memory until the request is over; to end it earlier,
 /// [abort](super::AsyncQueuePair::abort) the connection.
+///
+/// Sends, writes, reads and receives have one type, `Op<L>`, whatever queue they are of. That of
+/// [`post`](super::AsyncQueuePair::post) holds the whole [`SendWr`], and is larger.
 ///
 /// A future that waits for room in the queue has to be polled when it is woken, or dropped. If a program does
 /// neither, the futures behind it keep waiting, as with tokio's semaphore: a `select!` may set it aside, and
@@ -157,26 +120,30 @@ pub(super) enum Posted {
 /// # drop((op, before)); Ok(()) }
 /// ```
 #[must_use = "a request is posted when its future is polled"]
-pub struct Op<'a, L, S: Locking = Shared> {
-    queue: OpQueue<S>,
-    request: OpRequest<'a>,
-    stage: Stage,
+pub struct Op<L, S: Locking = Shared, R: Request = Transfer> {
+    queue: Arc<Queue<S>>,
+    stage: Stage<R>,
     /// None from when it is lent until the future has ended.
-    memory: Memory,
-    _memory: PhantomData<fn() -> L>,
+    memory: Option<L>,
 }
 
 // A task holds the future of the request that it waits for.
-const _: () = assert!(size_of::<Op<'static, Buffer>>() <= 200);
+const _: () = assert!(size_of::<Op<Buffer>>() <= 64);
+const _: () = assert!(size_of::<Op<Buffer, Shared, SendWr<'static>>>() <= 192);
 
-#[derive(Clone, Copy, Debug)]
-enum Stage {
+/// No part of it is pinned.
+impl<L, S: Locking, R: Request> Unpin for Op<L, S, R> {}
+
+/// The compiler's own way to tell the variants apart, by an unused value in `R`, takes 15 instructions more for each request.
+#[derive(Debug)]
+#[repr(u32)]
+enum Stage<R> {
     /// Not posted, with its ticket if it waits for room.
-    New(Option<Ticket>),
+    New(R, Option<Ticket>),
     /// Posted, with the `wr_id` of its loan.
     Posted(u64),
     /// Not posted because of an error, which the next poll returns, with the memory if that is still there.
-    Failed { has_memory: bool, kind: OpErrorKind },
+    Failed(OpErrorKind),
     /// The future has returned how the request ended.
     Over,
 }
@@ -297,13 +264,12 @@ impl From<Broken> for OpErrorKind {
 }
 
 /// The output of a request's future.
-type OpResult<L> = Result<Finished<L>, OpError<L>>;
+pub(super) type OpResult<L> = Result<Finished<L>, OpError<L>>;
 
-impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
-    #[inline]
-    pub(super) fn new(queue: OpQueue<S>, request: OpRequest<'a>, memory: L) -> Self {
-        let (memory, stage) = (memory.into_memory(), Stage::New(None));
-        Op { queue, request, stage, memory, _memory: PhantomData }
+impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
+    #[inline(always)]
+    pub(super) fn new(queue: Arc<Queue<S>>, request: R, memory: L) -> Self {
+        Op { queue, stage: Stage::New(request, None), memory: Some(memory) }
     }
 
     /// Whether the request was posted. From then on the device works on it, even if the future is dropped.
@@ -318,12 +284,11 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
 
     /// Posts the request if there is room. A later poll returns how it ended, even if posting failed.
     pub(super) fn poll_post(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if matches!(self.stage, Stage::Posted(_) | Stage::Failed { .. }) {
+        if matches!(self.stage, Stage::Posted(_) | Stage::Failed(_)) {
             return Poll::Ready(());
         }
         if let Poll::Ready(Err(OpError { memory, kind })) = Pin::new(&mut *self).poll(cx) {
-            self.stage = Stage::Failed { has_memory: memory.is_some(), kind };
-            self.memory = memory.map_or(Memory::None, L::into_memory);
+            (self.stage, self.memory) = (Stage::Failed(kind), memory);
             cx.waker().wake_by_ref();
             return Poll::Ready(());
         }
@@ -338,73 +303,118 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
         }
     }
 
-    fn fail(memory: Option<Memory>, kind: OpErrorKind) -> Poll<OpResult<L>> {
-        Poll::Ready(Err(OpError { memory: memory.and_then(L::back), kind }))
-    }
-
     /// Ends the future, and returns the error of [`Stage::Failed`].
     #[cold]
+    #[inline(never)]
     fn end_failed(&mut self) -> Poll<OpResult<L>> {
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Failed { has_memory, kind } => {
-                let memory = self.memory.take();
-                Self::fail(has_memory.then_some(memory), kind)
-            }
-            _ => Self::fail(None, OpErrorKind::AlreadyFinished),
+        Poll::Ready(Err(match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Failed(kind) => OpError { memory: self.memory.take(), kind },
+            _ => OpError { memory: None, kind: OpErrorKind::AlreadyFinished },
+        }))
+    }
+
+    /// Posts a [new](Stage::New) request. Each transfer in a function of its own, in which the compiler knows the operation.
+    #[inline(always)]
+    fn start(&mut self, transfer: Transfer, waker: &Waker) -> Poll<OpResult<L>> {
+        match transfer {
+            Transfer::Send => self.start_send(waker),
+            Transfer::Write(to) => self.start_write(to, waker),
+            Transfer::Read(from) => self.start_read(from, waker),
+            Transfer::Recv => self.start_recv(waker),
         }
+    }
+
+    #[inline(never)]
+    fn start_send(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+        self.start_as(Kind::Transfer(Transfer::Send), waker)
+    }
+
+    #[inline(never)]
+    fn start_write(&mut self, to: Remote, waker: &Waker) -> Poll<OpResult<L>> {
+        self.start_as(Kind::Transfer(Transfer::Write(to)), waker)
+    }
+
+    #[inline(never)]
+    fn start_read(&mut self, from: Remote, waker: &Waker) -> Poll<OpResult<L>> {
+        self.start_as(Kind::Transfer(Transfer::Read(from)), waker)
+    }
+
+    #[inline(never)]
+    fn start_recv(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+        self.start_as(Kind::Transfer(Transfer::Recv), waker)
+    }
+
+    #[inline(never)]
+    fn start_any(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+        let Stage::New(request, _) = self.stage else { return self.end_failed() };
+        self.start_as(request.kind(), waker)
     }
 
     /// Tries to post a [new](Stage::New) request.
     ///
     /// Wakers and memory of the program may panic here. So whatever they do, the stage says what is true: nothing is
     /// taken out of it while code of the program runs.
-    fn start(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
-        let Op { queue, request, stage, memory, .. } = self;
-        let Stage::New(ticket) = stage else { return self.end_failed() };
-        let (side, inflight) = (request.side(), queue.inflight());
-        if ticket.is_some() || inflight.is_busy(side) {
-            match inflight.admit(side, ticket, waker) {
-                Admission::Granted => {}
+    #[inline(always)]
+    fn start_as(&mut self, request: Kind<'_>, waker: &Waker) -> Poll<OpResult<L>> {
+        let Op { queue, memory, .. } = self;
+        let mut failed = None;
+        match queue.post(request, memory, Turn::IfIdle, waker, &mut failed) {
+            Some(wr_id) => {
+                self.stage = Stage::Posted(wr_id);
+                Poll::Pending
+            }
+            None => self.start_slowly(failed, waker),
+        }
+    }
+
+    /// The same for a request that waits for room, or was not posted.
+    #[cold]
+    #[inline(never)]
+    fn start_slowly(&mut self, failed: Option<PostFailure>, waker: &Waker) -> Poll<OpResult<L>> {
+        let Op { queue, stage, memory } = self;
+        let Stage::New(request, ticket) = stage else { return self.end_failed() };
+        let request = request.kind();
+        let (side, inflight) = (request.side(), &queue.inflight);
+        let mut posted = match failed {
+            Some(failed) => Err(failed),
+            None => match inflight.admit(side, ticket, waker) {
+                Admission::Granted => queue.post_admitted(request, memory, waker),
                 Admission::Wait => return Poll::Pending,
                 Admission::Broken(broken) => {
-                    *stage = Stage::Failed { has_memory: true, kind: broken.into() };
+                    *stage = Stage::Failed(broken.into());
                     return self.end_failed();
                 }
-            }
-        }
-        // Asked without a lock.
-        let named = match &*memory {
-            Memory::Buffer(_) => None,
-            other => Some(other.named_bytes()),
+            },
         };
-        let named = named.as_ref();
-        let mut posted = queue.post(request, memory, named, waker.clone());
-        if let Err(Refused { error: PostError::Full, .. }) = posted {
-            posted = queue.post_or_wait(request, memory, named, ticket, waker);
+        if posted.as_ref().is_err_and(PostFailure::is_full) {
+            posted = queue.post_or_wait(request, memory, ticket, waker);
         }
-        let (has_memory, error, tag) = match posted {
-            Ok(Posted::InFlight(wr_id)) => {
+        let (error, tag) = match posted {
+            Ok(wr_id) => {
                 let ticket = ticket.take();
                 *stage = Stage::Posted(wr_id);
-                let is_late = inflight.is_late(side);
-                if ticket.is_some() {
-                    inflight.leave(side, ticket);
-                }
-                return if is_late { self.poll_in_flight(wr_id, waker) } else { Poll::Pending };
+                inflight.leave(side, ticket);
+                return Poll::Pending;
             }
-            Ok(Posted::Lost(wr_id)) => {
+            Err(PostFailure::Late(wr_id)) => {
+                let ticket = ticket.take();
+                *stage = Stage::Posted(wr_id);
+                inflight.leave(side, ticket);
+                return self.poll_in_flight(wr_id, waker);
+            }
+            Err(PostFailure::Lost(wr_id)) => {
                 let ticket = ticket.take();
                 *stage = Stage::Posted(wr_id);
                 inflight.fail_all();
                 inflight.leave(side, ticket);
                 return Poll::Pending;
             }
-            Err(Refused { error: PostError::Full, .. }) => return Poll::Pending,
-            Ok(Posted::Dropped(error)) => (false, error.into(), None),
-            Err(Refused { error, tag }) => (true, error, tag),
+            Err(PostFailure::Refused { error: PostError::Full, .. }) => return Poll::Pending,
+            Err(PostFailure::Dropped(error)) => (error.into(), None),
+            Err(PostFailure::Refused { error, tag }) => (error, tag),
         };
         let ticket = ticket.take();
-        *stage = Stage::Failed { has_memory, kind: OpErrorKind::Post(error) };
+        *stage = Stage::Failed(OpErrorKind::Post(error));
         let mut calls = FirstPanic::default();
         calls.catch(|| inflight.leave(side, ticket));
         calls.catch(|| drop(tag));
@@ -413,87 +423,74 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
     }
 
     /// How far a [posted](Stage::Posted) request is.
-    #[inline(always)]
+    #[inline(never)]
     fn poll_posted(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
-        match self.queue.inflight().take_end(wr_id) {
-            Some((memory, outcome)) => self.end(memory, outcome),
-            None => self.poll_in_flight(wr_id, waker),
-        }
+        let Op { queue, stage, .. } = self;
+        let Some(loan) = queue.inflight.take_settled(wr_id) else {
+            return self.poll_in_flight(wr_id, waker);
+        };
+        *stage = Stage::Over;
+        Poll::Ready(end_of_settled(wr_id, loan))
     }
 
     /// The same, of a request whose end is not in its slot.
     #[cold]
     #[inline(never)]
     fn poll_in_flight(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
-        match self.queue.inflight().progress(wr_id, waker) {
-            OpProgress::Pending => Poll::Pending,
-            OpProgress::Over(memory, outcome) => self.end(memory, outcome),
-            OpProgress::Lost(broken) => {
-                self.stage = Stage::Over;
-                Self::fail(None, broken.into())
-            }
+        let end = self.queue.poll_end(wr_id, waker);
+        if end.is_ready() {
+            self.stage = Stage::Over;
         }
-    }
-
-    /// How a [posted](Stage::Posted) request ended.
-    #[inline(always)]
-    fn end(&mut self, mut memory: Memory, outcome: Outcome) -> Poll<OpResult<L>> {
-        self.stage = Stage::Over;
-        if let OpRequest::Recv = self.request {
-            // Bytes behind the message are of an earlier use of the buffer.
-            memory.truncate(outcome.filled());
-        }
-        if !outcome.is_success() {
-            return Self::fail(Some(memory), OpErrorKind::Status(outcome.status));
-        }
-        match L::back(memory) {
-            Some(memory) => Poll::Ready(Ok(Finished { memory, outcome })),
-            None => Self::fail(None, OpErrorKind::DriverGone),
-        }
+        end
     }
 }
 
-impl<L: Lend, S: Locking> Future for Op<'_, L, S> {
+impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
     type Output = OpResult<L>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
-        let this = &mut *self;
-        match &this.stage {
-            Stage::New(..) => this.start(cx.waker()),
+        match &self.stage {
+            Stage::New(request, _) => match request.kind() {
+                Kind::Transfer(transfer) => self.start(transfer, cx.waker()),
+                Kind::Any(_) => self.start_any(cx.waker()),
+            },
             Stage::Posted(wr_id) => {
                 let wr_id = *wr_id;
-                this.poll_posted(wr_id, cx.waker())
+                self.poll_posted(wr_id, cx.waker())
             }
-            Stage::Failed { .. } | Stage::Over => this.end_failed(),
+            Stage::Failed(_) | Stage::Over => self.end_failed(),
         }
     }
 }
 
-impl<L, S: Locking> Drop for Op<'_, L, S> {
+impl<L, S: Locking, R: Request> Drop for Op<L, S, R> {
     #[inline]
     fn drop(&mut self) {
         match &mut self.stage {
-            Stage::New(ticket) => {
-                self.queue.inflight().leave(self.request.side(), ticket.take());
+            Stage::New(request, ticket) => {
+                if ticket.is_some() {
+                    self.queue.inflight.leave(request.kind().side(), ticket.take());
+                }
             }
-            Stage::Posted(wr_id) => self.queue.inflight().abandon(*wr_id),
-            Stage::Failed { .. } | Stage::Over => {}
+            Stage::Posted(wr_id) => self.queue.inflight.abandon(*wr_id),
+            Stage::Failed(_) | Stage::Over => {}
         }
     }
 }
 
-impl<L, S: Locking> fmt::Debug for Op<'_, L, S> {
+impl<L, S: Locking, R: Request + fmt::Debug> fmt::Debug for Op<L, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Op").field("request", &self.request).field("stage", &self.stage).finish()
+        f.debug_struct("Op").field("stage", &self.stage).finish_non_exhaustive()
     }
 }
 
 /// An atomic request: a future that returns the peer's eight bytes as they were before, and the buffer.
 #[derive(Debug)]
 #[must_use = "a request is posted when its future is polled"]
-pub struct AtomicOp<'a, S: Locking = Shared>(pub(super) Op<'a, Buffer, S>);
+pub struct AtomicOp<S: Locking = Shared>(pub(super) Op<Buffer, S, SendWr<'static>>);
 
-impl<S: Locking> Future for AtomicOp<'_, S> {
+impl<S: Locking> Future for AtomicOp<S> {
     type Output = Result<(u64, Buffer), OpError<Buffer>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

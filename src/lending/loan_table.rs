@@ -276,19 +276,34 @@ impl<P> ReturnedLoan<'_, P> {
     }
 }
 
-impl<K, A, B> ReturnedLoan<'_, CompactEnum<K, A, B>> {
+impl<'s, K, A, B> ReturnedLoan<'s, CompactEnum<K, A, B>> {
     /// Moves a small payload out, word by word; a large one stays.
     #[inline(always)]
     pub(crate) fn take_small(self) -> Result<(K, A), Self> {
+        self.open_small().map(|(small, _emptied)| small)
+    }
+
+    /// The same; the slot is free when the second value is dropped.
+    #[inline(always)]
+    pub(crate) fn open_small(self) -> Result<((K, A), impl Drop + use<'s, K, A, B>), Self> {
         // SAFETY: the payload is initialised, and if it is read, the slot is freed without another look
         // at it.
         let small = unsafe { CompactEnum::read_small(self.get()) };
         let Some(small) = small else { return Err(self) };
         let slot = self.slot;
         std::mem::forget(self);
+        Ok((small, EmptiedSlot(slot)))
+    }
+}
+
+/// A slot whose payload was moved out.
+struct EmptiedSlot<'s, P>(&'s LoanSlot<P>);
+
+impl<P> Drop for EmptiedSlot<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
         // Release as in `release`.
-        slot.state.store(FREE, Ordering::Release);
-        Ok(small)
+        self.0.state.store(FREE, Ordering::Release);
     }
 }
 

@@ -323,6 +323,12 @@ impl Buffer {
         self.length = length.min(self.capacity()) as u32;
     }
 
+    /// Lets the buffer end after `length` bytes; a shorter one stays as it is. Bytes behind a message are of an earlier use.
+    #[inline(always)]
+    pub(crate) fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length as u32);
+    }
+
     /// Lets the buffer begin `count` bytes later, or at its end if that is less: behind a header that was
     /// read, for example.
     #[inline]

@@ -148,15 +148,15 @@ impl<'c, T> VisitedCompletion<'c, T> {
 
     /// The outcome of a send that succeeded, of whose completion no other fields are read.
     #[inline(always)]
-    pub(crate) fn outcome_of_send(&self) -> Option<Outcome> {
-        match &self.end {
-            CompletionSource::InQueue(completion)
-                if self.is_success() && !self.opcode.is_recv() =>
-            {
-                let new = Outcome::new(WcStatus::SUCCESS, self.opcode, completion.qpn());
-                Some(Outcome { byte_len: completion.byte_len(), ..new })
-            }
-            _ => None,
+    pub(crate) fn outcome_of_send(&self) -> Outcome {
+        let qpn = match &self.end {
+            CompletionSource::InQueue(completion) => completion.qpn(),
+            CompletionSource::Copied(outcome) => outcome.qpn,
+        };
+        let new = Outcome::new(WcStatus::SUCCESS, self.opcode, qpn);
+        match self.opcode {
+            WcOpcode::SEND | WcOpcode::WRITE => new,
+            _ => Outcome { byte_len: self.byte_len(), ..new },
         }
     }
 
@@ -216,51 +216,87 @@ impl<T: fmt::Debug> fmt::Debug for VisitedCompletion<'_, T> {
 /// fn received(done: OwnedCompletion<u64>) {
 ///     let outcome: Outcome = done.outcome;
 ///     if !outcome.is_success() {
-///         return println!("receive {}: {} ({:#x})", done.tag, outcome.status, outcome.vendor_err);
+///         return println!("receive {}: {} ({:#x})", done.tag, outcome.status, outcome.vendor_err());
 ///     }
 ///     if let Some(buffer) = done.memory.into_buffer() {
 ///         println!("{} says {:?}", outcome.qpn, &buffer[..outcome.filled()]);
 ///     }
 /// }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// How the request ended. Unless this is [`WcStatus::SUCCESS`], only `qpn` and `vendor_err` are defined
-    /// beside it.
+    /// How the request ended. Unless this is [`WcStatus::SUCCESS`], only `qpn` and [`vendor_err`](Self::vendor_err) are
+    /// defined beside it.
     pub status: WcStatus,
     /// What kind of request it was.
     pub opcode: WcOpcode,
     /// Bytes received, or returned by a read or atomic; see [`Completion::byte_len`].
     pub byte_len: u32,
-    /// The immediate data of the message.
-    pub imm: Option<u32>,
-    /// The key of this side that the message invalidated.
-    pub invalidated_rkey: Option<Rkey>,
     /// The queue pair that worked on the request.
     pub qpn: Qpn,
-    /// The sending queue pair, for receives of datagrams.
-    pub src_qpn: Qpn,
-    /// Whether the first 40 bytes of a received datagram hold a global route header.
-    pub has_grh: bool,
-    /// The device's own code of an error; 0 where it has none.
-    pub vendor_err: u32,
+    /// Immediate data, a key or the device's code of an error.
+    detail: u32,
+    /// The sending queue pair in 24 bits, and the flags below.
+    source: u32,
 }
+
+/// Set in [`Outcome::source`] if `detail` is immediate data.
+const IMM: u32 = 1 << 24;
+/// Set if `detail` is the key that the message invalidated.
+const INVALIDATED: u32 = 1 << 25;
+/// Set if a received datagram has a global route header.
+const GRH: u32 = 1 << 26;
+
+// The slot of a future's request holds it, and the future's value.
+const _: () = assert!(size_of::<Outcome>() == 24);
 
 impl Outcome {
     #[inline(always)]
     pub(crate) fn of(completion: &Completion<'_>) -> Outcome {
-        Outcome {
-            status: completion.status(),
-            opcode: completion.opcode(),
-            byte_len: completion.byte_len(),
-            imm: completion.imm(),
-            invalidated_rkey: completion.invalidated_rkey(),
-            qpn: completion.qpn(),
-            src_qpn: completion.src_qpn(),
-            has_grh: completion.has_grh(),
-            vendor_err: completion.vendor_err(),
+        let (status, opcode) = (completion.status(), completion.opcode());
+        let new = Outcome::new(status, opcode, completion.qpn());
+        if status != WcStatus::SUCCESS {
+            return Outcome { detail: completion.vendor_err(), ..new };
         }
+        let (detail, kind) = match (completion.imm(), completion.invalidated_rkey()) {
+            (Some(imm), _) => (imm, IMM),
+            (None, Some(rkey)) => (rkey.0, INVALIDATED),
+            (None, None) => (0, 0),
+        };
+        let grh = if completion.has_grh() { GRH } else { 0 };
+        let source = completion.src_qpn().0 & (IMM - 1) | kind | grh;
+        Outcome { byte_len: completion.byte_len(), detail, source, ..new }
+    }
+
+    /// The immediate data of the message.
+    #[inline]
+    pub fn imm(&self) -> Option<u32> {
+        (self.source & IMM != 0).then_some(self.detail)
+    }
+
+    /// The key of this side that the message invalidated.
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<Rkey> {
+        (self.source & INVALIDATED != 0).then_some(Rkey(self.detail))
+    }
+
+    /// The sending queue pair, for receives of datagrams.
+    #[inline]
+    pub fn src_qpn(&self) -> Qpn {
+        Qpn(self.source & (IMM - 1))
+    }
+
+    /// Whether the first 40 bytes of a received datagram hold a global route header.
+    #[inline]
+    pub fn has_grh(&self) -> bool {
+        self.source & GRH != 0
+    }
+
+    /// The device's own code of an error; 0 where it has none.
+    #[inline]
+    pub fn vendor_err(&self) -> u32 {
+        if self.is_success() { 0 } else { self.detail }
     }
 
     /// The outcome of a request that a reset discarded.
@@ -280,17 +316,7 @@ impl Outcome {
     /// An outcome with a status and nothing else.
     #[inline(always)]
     pub(crate) fn new(status: WcStatus, opcode: WcOpcode, qpn: Qpn) -> Outcome {
-        Outcome {
-            status,
-            opcode,
-            byte_len: 0,
-            imm: None,
-            invalidated_rkey: None,
-            qpn,
-            src_qpn: Qpn(0),
-            has_grh: false,
-            vendor_err: 0,
-        }
+        Outcome { status, opcode, byte_len: 0, qpn, detail: 0, source: 0 }
     }
 
     /// Whether the request succeeded.
@@ -307,6 +333,22 @@ impl Outcome {
     /// there before. In a [`Buffer`] that is zeros.
     pub fn filled(&self) -> usize {
         filled(self.status, self.opcode, self.byte_len)
+    }
+}
+
+impl fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outcome")
+            .field("status", &self.status)
+            .field("opcode", &self.opcode)
+            .field("byte_len", &self.byte_len)
+            .field("imm", &self.imm())
+            .field("invalidated_rkey", &self.invalidated_rkey())
+            .field("qpn", &self.qpn)
+            .field("src_qpn", &self.src_qpn())
+            .field("has_grh", &self.has_grh())
+            .field("vendor_err", &self.vendor_err())
+            .finish()
     }
 }
 

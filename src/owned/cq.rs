@@ -64,6 +64,25 @@ struct Covered {
     outcome: Outcome,
 }
 
+/// Who is shown what a poll finds. Most completions are successes that are visited in place, by a method that is inlined
+/// into the loop; any may be shown as one of the others.
+pub(crate) trait Visit<T> {
+    fn success(&mut self, done: VisitedCompletion<'_, T>);
+
+    fn other(&mut self, done: VisitedCompletion<'_, T>);
+}
+
+impl<T, F: FnMut(VisitedCompletion<'_, T>)> Visit<T> for F {
+    #[inline(always)]
+    fn success(&mut self, done: VisitedCompletion<'_, T>) {
+        self(done);
+    }
+
+    fn other(&mut self, done: VisitedCompletion<'_, T>) {
+        self(done);
+    }
+}
+
 /// A queue pair, as errors name it.
 pub(super) fn name_of_qp<S: Sharing>(qp: &QueuePair<S>) -> String {
     format!("queue pair {} of type {}", qp.qpn(), qp.qp_type())
@@ -425,15 +444,25 @@ impl<T> OwnedCompletionQueue<T> {
         most: usize,
         mut visit: impl FnMut(VisitedCompletion<'_, T>),
     ) -> std::result::Result<usize, PollError> {
+        self.poll_visiting(most, &mut visit)
+    }
+
+    /// As [`poll_each`](Self::poll_each).
+    #[inline(always)]
+    pub(crate) fn poll_visiting(
+        &mut self,
+        most: usize,
+        visit: &mut impl Visit<T>,
+    ) -> std::result::Result<usize, PollError> {
         self.give_back_forgotten();
         let mut found = 0;
         loop {
             if self.spare == 0 || !self.backlog.is_empty() || !self.cq.is_direct() {
-                found += self.poll_copies(most - found, &mut visit)?;
+                found += self.poll_copies(most - found, visit)?;
             }
             let OwnedCompletionQueue { cq, qps, spare, backlog, .. } = self;
             let Some(mut completions) = cq.poll_direct()? else { return Ok(found) };
-            match poll_in_place(qps, &mut completions, *spare, backlog, most - found, &mut visit) {
+            match poll_in_place(qps, &mut completions, *spare, backlog, most - found, visit) {
                 Ok(more) => return Ok(found + more),
                 Err(more) => found += more,
             }
@@ -448,7 +477,7 @@ impl<T> OwnedCompletionQueue<T> {
     fn poll_copies(
         &mut self,
         most: usize,
-        visit: &mut dyn FnMut(VisitedCompletion<'_, T>),
+        visit: &mut dyn Visit<T>,
     ) -> std::result::Result<usize, PollError> {
         let OwnedCompletionQueue { cq, qps, spare, backlog, .. } = self;
         let in_place = *spare > 0 && cq.is_direct();
@@ -457,13 +486,13 @@ impl<T> OwnedCompletionQueue<T> {
         while found < most {
             if let Some(OwnedCompletion { memory, tag, outcome }) = backlog.done.pop_front() {
                 let mut slot = DetachedSlot::new();
-                visit(VisitedCompletion::copied(slot.put(lent(memory, tag)), outcome));
+                visit.other(VisitedCompletion::copied(slot.put(lent(memory, tag)), outcome));
                 found += 1;
                 continue;
             }
             if backlog.covered.is_some() {
                 if let Some((loan, outcome)) = backlog.next_covered(qps) {
-                    visit(VisitedCompletion::copied(loan, outcome));
+                    visit.other(VisitedCompletion::copied(loan, outcome));
                     found += 1;
                 }
                 continue;
@@ -478,7 +507,7 @@ impl<T> OwnedCompletionQueue<T> {
             let common = qps.find(number).and_then(|entry| entry.take_back_common(wr_id));
             let loan = common.or_else(|| backlog.sort(qps, (number, wr_id), outcome));
             if let Some(loan) = loan {
-                visit(VisitedCompletion::copied(loan, outcome));
+                visit.other(VisitedCompletion::copied(loan, outcome));
                 found += 1;
             }
         }
@@ -540,7 +569,7 @@ fn poll_in_place<T>(
     spare: u32,
     backlog: &mut Backlog<T>,
     most: usize,
-    visit: &mut impl FnMut(VisitedCompletion<'_, T>),
+    visit: &mut impl Visit<T>,
 ) -> std::result::Result<usize, usize> {
     let missing = qps.missing();
     // What may be visited in later rounds. In each, `left` entries are consumed before they are given back.
@@ -554,7 +583,7 @@ fn poll_in_place<T>(
                 let Some(completion) = completions.next_success() else { break };
                 let (wr_id, number) = (completion.wr_id(), completion.number());
                 match qps.find(number).unwrap_or(missing).take_back_common(wr_id) {
-                    Some(loan) => visit(VisitedCompletion::success(loan, completion)),
+                    Some(loan) => visit.success(VisitedCompletion::success(loan, completion)),
                     None => {
                         if !visit_other(qps, completion.reload(), backlog, &mut rest, visit) {
                             return Err(most - rest - (left - 1));
@@ -585,7 +614,7 @@ fn visit_next<T>(
     completions: &mut Direct<'_>,
     backlog: &mut Backlog<T>,
     rest: &mut usize,
-    visit: &mut dyn FnMut(VisitedCompletion<'_, T>),
+    visit: &mut dyn Visit<T>,
 ) -> Option<bool> {
     let completion = completions.next()?;
     Some(visit_other(qps, completion, backlog, rest, visit))
@@ -600,13 +629,13 @@ fn visit_other<T>(
     completion: Completion<'_>,
     backlog: &mut Backlog<T>,
     rest: &mut usize,
-    visit: &mut dyn FnMut(VisitedCompletion<'_, T>),
+    visit: &mut dyn Visit<T>,
 ) -> bool {
     let (number, wr_id) = (completion.number(), completion.wr_id());
     let common = qps.find(number).and_then(|entry| entry.take_back_common(wr_id));
     let outcome = Outcome::of(&completion);
     match common.or_else(|| backlog.sort(qps, (number, wr_id), outcome)) {
-        Some(loan) => visit(VisitedCompletion::in_queue(loan, completion)),
+        Some(loan) => visit.other(VisitedCompletion::in_queue(loan, completion)),
         None => *rest += 1,
     }
     backlog.covered.is_none()

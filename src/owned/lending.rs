@@ -50,31 +50,11 @@ impl Memory {
     pub fn into_buffer(self) -> Option<Buffer> {
         Buffer::back(self)
     }
-
-    /// Moves the memory out, and leaves none.
-    pub(crate) fn take(&mut self) -> Memory {
-        std::mem::replace(self, Memory::None)
-    }
-
-    /// The bytes that a request would name. Asks a buffer of the program, which may panic.
-    pub(crate) fn named_bytes(&self) -> NamedBytes {
-        match self {
-            Memory::Program(buffer) => buffer.named_bytes(),
-            other => NamedBytes { sge: other.region_sge(), is_writable: other.is_writable() },
-        }
-    }
-
-    /// Shortens a buffer to `length` bytes; a shorter one stays as it is.
-    pub(crate) fn truncate(&mut self, length: usize) {
-        if let Memory::Buffer(buffer) = self {
-            buffer.set_len(length.min(buffer.len()));
-        }
-    }
 }
 
-/// The bytes that a request names, as its memory said when it was asked.
+/// The bytes that a request names, as its memory said when it was asked; named by the sealed trait, and so by no program.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NamedBytes {
+pub struct NamedBytes {
     pub(super) sge: Option<RegionSge>,
     pub(super) is_writable: bool,
 }
@@ -84,6 +64,13 @@ pub(crate) struct NamedBytes {
 pub(crate) struct AskedMemory {
     pub(crate) memory: Memory,
     pub(crate) named: NamedBytes,
+}
+
+impl AskedMemory {
+    /// The memory as it was before it was lent.
+    pub(crate) fn back<L: Lend>(self) -> Option<L> {
+        L::back(self.memory)
+    }
 }
 
 /// An [`Sge`] together with the protection domain that its key belongs to.
@@ -145,7 +132,7 @@ impl RegionSge {
 const GRH_BYTES: usize = 40;
 
 mod sealed {
-    use super::{PushError, RegionSge, RequestSlot};
+    use super::{NamedBytes, PushError, RegionSge, RequestSlot};
     use crate::wr::{PostError, Sge};
 
     /// Memory that a request can name.
@@ -156,6 +143,12 @@ mod sealed {
         /// Clears the bytes that a global route header goes to. A device may write them in part or not at
         /// all, and the program must not take the bytes of an earlier holder for a header.
         fn clear_grh(&mut self) {}
+
+        /// The answer of memory that only code of the program knows: it may panic, and must not run under a lock.
+        #[inline(always)]
+        fn named(&self) -> Option<NamedBytes> {
+            None
+        }
     }
 
     /// Appends a request to a batch.
@@ -312,13 +305,13 @@ pub(crate) fn memory_and_tag<T>(lent: Lent<T>) -> Option<(Memory, T)> {
     }
 }
 
-/// Moves the memory out of a loan, and drops the tag.
+/// Buffer and tag of a loan, and a guard that frees its slot when it is dropped; `Err` with any other loan.
 #[inline(always)]
-pub(crate) fn take_memory<T>(loan: ReturnedLoan<'_, Lent<T>>) -> Option<Memory> {
-    match loan.take_small() {
-        Ok((buffer, (range, _))) => Some(Memory::Buffer(Buffer::of(buffer, range))),
-        Err(loan) => memory_and_tag(loan.take()).map(|(memory, _)| memory),
-    }
+pub(crate) fn open_buffer<T>(
+    loan: ReturnedLoan<'_, Lent<T>>,
+) -> Result<(Buffer, T, impl Drop + use<'_, T>), ReturnedLoan<'_, Lent<T>>> {
+    let ((buffer, (range, tag)), slot) = loan.open_small()?;
+    Ok((Buffer::of(buffer, range), tag, slot))
 }
 
 /// The tag of a loan, to be changed; `None` for a loan of a scope.
@@ -589,6 +582,14 @@ impl HasSge for Memory {
             buffer.clear_grh();
         }
     }
+
+    #[inline]
+    fn named(&self) -> Option<NamedBytes> {
+        match self {
+            Memory::Program(buffer) => Some(buffer.named_bytes()),
+            _ => None,
+        }
+    }
 }
 
 impl Lend for Memory {
@@ -631,7 +632,7 @@ impl Lend for AskedMemory {
     }
 
     fn back(memory: Memory) -> Option<Self> {
-        let named = memory.named_bytes();
+        let named = memory.named()?;
         Some(AskedMemory { memory, named })
     }
 

@@ -205,6 +205,11 @@ impl<B: RegisteredBuffer> HasSge for B {
     fn region_sge(&self) -> Option<RegionSge> {
         Some(self.sge())
     }
+
+    #[inline]
+    fn named(&self) -> Option<NamedBytes> {
+        Some(NamedBytes { sge: Some(self.sge()), is_writable: RegisteredBuffer::is_writable(self) })
+    }
 }
 
 impl<B: RegisteredBuffer> LendInSlot for B {

@@ -43,6 +43,12 @@ impl Epoch {
         Ok(Epoch { current: word, made_in: value })
     }
 
+    /// The current process; where the kernel cannot wipe a page, an epoch that is [over](Self::is_over).
+    pub(crate) fn current_or_none() -> Epoch {
+        static NONE: AtomicU32 = AtomicU32::new(0);
+        Epoch::current().unwrap_or(Epoch { current: &NONE, made_in: u32::MAX })
+    }
+
     /// As [`current`](Self::current), with the error of a verb.
     pub(crate) fn of_verb(verb: &'static str) -> Result<Epoch> {
         Epoch::current().map_err(|errno| {

@@ -31,8 +31,8 @@ pub trait AnyLock<T> {
 /// A value of this process, for one thread at a time. Children of a fork may not lock it.
 pub struct Lock<T> {
     value: Mutex<ManuallyDrop<T>>,
-    /// `None` if the kernel cannot wipe a page on fork: then nobody may lock it.
-    epoch: Option<Epoch>,
+    /// Over if the kernel cannot wipe a page on fork: then nobody may lock it.
+    epoch: Epoch,
 }
 
 /// The value behind a [`Lock`], for as long as this is held.
@@ -40,11 +40,11 @@ pub struct Guard<'l, T>(MutexGuard<'l, ManuallyDrop<T>>);
 
 impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Lock { value: Mutex::new(ManuallyDrop::new(value)), epoch: Epoch::current().ok() }
+        Lock { value: Mutex::new(ManuallyDrop::new(value)), epoch: Epoch::current_or_none() }
     }
 
     fn is_here(&self) -> bool {
-        self.epoch.is_some_and(|epoch| !epoch.is_over())
+        !self.epoch.is_over()
     }
 
     /// The value; `None` in a child of the process that made this.
@@ -81,8 +81,8 @@ impl<T> AnyLock<T> for Lock<T> {
 /// cell is not `Sync`. Children of a fork may not lock it.
 pub struct LocalLock<T> {
     value: RefCell<T>,
-    /// `None` if the kernel cannot wipe a page on fork: then nobody may lock it.
-    epoch: Option<Epoch>,
+    /// Over if the kernel cannot wipe a page on fork: then nobody may lock it.
+    epoch: Epoch,
 }
 
 impl<T> AnyLock<T> for LocalLock<T> {
@@ -92,19 +92,19 @@ impl<T> AnyLock<T> for LocalLock<T> {
         T: 'l;
 
     fn new(value: T) -> Self {
-        LocalLock { value: RefCell::new(value), epoch: Epoch::current().ok() }
+        LocalLock { value: RefCell::new(value), epoch: Epoch::current_or_none() }
     }
 
     /// The value; `None` in a child of the process that made this. The library runs no code of the program
     /// while it has the value, so that no call finds it borrowed: a [`Lock`] would wait for itself.
     #[inline]
     fn lock(&self) -> Option<RefMut<'_, T>> {
-        let is_here = self.epoch.is_some_and(|epoch| !epoch.is_over());
+        let is_here = !self.epoch.is_over();
         if is_here { self.value.try_borrow_mut().ok() } else { None }
     }
 
     fn get_mut(&mut self) -> Option<&mut T> {
-        let is_here = self.epoch.is_some_and(|epoch| !epoch.is_over());
+        let is_here = !self.epoch.is_over();
         is_here.then(|| self.value.get_mut())
     }
 }

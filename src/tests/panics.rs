@@ -106,7 +106,7 @@ pub(crate) fn again<R>(mut act: impl FnMut() -> R) -> R {
     }
 }
 
-fn poll<S: Kind>(op: &mut Op<'_, Buffer, S>, waker: &Waker) -> Poll<bool> {
+fn poll<S: Kind>(op: &mut Op<Buffer, S>, waker: &Waker) -> Poll<bool> {
     Pin::new(op).poll(&mut Context::from_waker(waker)).map(|end| end.is_ok())
 }
 
@@ -202,7 +202,7 @@ fn memory_that_panics_when_it_is_asked_is_lent_later<S: Kind>() {
         futures.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let is_shy = Arc::new(AtomicBool::new(true));
     let shy = || Shy { sge: RegionSge::new(&region, ..).unwrap(), is_shy: is_shy.clone() };
-    let poll = |op: &mut Op<'_, Shy, S>| {
+    let poll = |op: &mut Op<Shy, S>| {
         let poll = AssertUnwindSafe(|| Pin::new(op).poll(&mut cx()).map(|end| end.is_ok()));
         catch_unwind(poll).map_err(|panic| *panic.downcast::<&str>().unwrap())
     };

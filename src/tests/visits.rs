@@ -181,7 +181,7 @@ fn failures_are_shown_with_their_status() {
         let (status, success) = (request.status(), request.is_success());
         let done = request.into_owned().unwrap();
         assert_eq!((done.outcome.status, done.outcome.is_success()), (status, success));
-        seen.push((done.tag, status, done.outcome.vendor_err));
+        seen.push((done.tag, status, done.outcome.vendor_err()));
     });
     let failed = (2, WcStatus::REM_ACCESS_ERR, VENDOR.into());
     assert_eq!((found, seen), (Ok(2), vec![(1, WcStatus::SUCCESS, 0), failed]));
@@ -238,7 +238,7 @@ fn a_failed_unsignaled_request_is_visited_by_itself() {
     bench.complete([Done, Failed]);
     let mut seen = Vec::new();
     let found = bench.cq.poll_each(9, |request| {
-        seen.push((*request.tag().unwrap(), request.status(), request.outcome().vendor_err));
+        seen.push((*request.tag().unwrap(), request.status(), request.outcome().vendor_err()));
     });
     let failed = (2, WcStatus::REM_ACCESS_ERR, VENDOR.into());
     assert_eq!((found, seen), (Ok(2), vec![(1, WcStatus::SUCCESS, 0), failed]));

@@ -49,7 +49,7 @@ async fn tell_and_write<S: uverbs::aio::Locking>(
     let text = second.pool.copy(&[b'x'; SECRET.len()]).expect("a buffer");
     second.qp.post(write, text).await?;
     let message = inbox.next().await?;
-    assert_eq!(message.outcome.imm, Some(7));
+    assert_eq!(message.outcome.imm(), Some(7));
     assert_eq!(message.outcome.opcode, WcOpcode::RECV_WRITE_IMM);
     let shown = String::from_utf8_lossy(&message.buffer);
     assert_eq!((&*shown, message.outcome.filled()), ("", 0));

@@ -50,7 +50,7 @@ fn buffers_carry_messages() -> Verdict {
         assert_eq!((sent.tag, sent.outcome.status), (2, WcStatus::SUCCESS));
         assert_eq!(sent.memory.into_buffer().as_deref(), Some(&text[..]));
         let received = b.wait()?;
-        assert_eq!((received.tag, received.outcome.imm), (1, Some(7)));
+        assert_eq!((received.tag, received.outcome.imm()), (1, Some(7)));
         assert_eq!(received.outcome.byte_len as usize, length);
         let mut buffer = received.memory.into_buffer().expect("the buffer");
         buffer.set_len(length);

@@ -202,7 +202,7 @@ impl Burst {
                         .advice("give both sides the same -S"));
                     }
                     self.received += 1;
-                    self.sender = done.outcome.imm.or(self.sender);
+                    self.sender = done.outcome.imm().or(self.sender);
                 }
             }
         }

@@ -167,7 +167,7 @@ fn a_future_that_finds_the_queue_full_is_woken() {
             let mut deferred = Deferred::default();
             let someone_waits = table.anyone_waits();
             if someone_waits {
-                deferred.make_room(InflightKey { index: 0, generation: 0 });
+                deferred.make_room(InflightKey::new(0, 0));
             }
             Queue::complete(&inflight, wr_id, 0, &mut deferred);
             table.make_room(!someone_waits, &mut deferred);

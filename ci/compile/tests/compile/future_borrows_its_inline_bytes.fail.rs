@@ -2,8 +2,9 @@
 #![allow(unused)]
 
 use uverbs::aio::{Op, AsyncQueuePair};
+use uverbs::{SendWr, Shared};
 
-fn send<'a>(qp: &AsyncQueuePair, bytes: &'a [u8]) -> Op<'static, ()> {
+fn send<'a>(qp: &AsyncQueuePair, bytes: &'a [u8]) -> Op<(), Shared, SendWr<'static>> {
     qp.send_inline(bytes)
 }
 

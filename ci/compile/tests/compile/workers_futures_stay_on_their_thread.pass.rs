@@ -6,7 +6,7 @@ use uverbs::{Exclusive, Shared};
 
 type All<S> = (
     AsyncQueuePair<S>,
-    Op<'static, (), S>,
+    Op<(), S>,
     AsyncSharedReceiveQueue<S>,
     AsyncCompletionQueue<S>,
     Driver<(), S>,

@@ -150,7 +150,7 @@ struct Futures<S: Locking> {
     _cq: aio::AsyncCompletionQueue<S>,
     driver: Driver<Silent, S>,
     buffers: Vec<Buffer>,
-    posted: Vec<Op<'static, Buffer, S>>,
+    posted: Vec<Op<Buffer, S>>,
 }
 
 impl<S: Locking> Futures<S> {
@@ -175,11 +175,11 @@ impl<S: Locking> Driven for Futures<S> {
     fn post(&mut self, to: Remote) -> Result<(), Failure> {
         let mut cx = std::task::Context::from_waker(Waker::noop());
         for buffer in self.buffers.drain(..) {
-            let mut write = self.one.write(to, buffer);
-            if Pin::new(&mut write).poll(&mut cx).is_ready() {
+            self.posted.push(self.one.write(to, buffer));
+            let Some(write) = self.posted.last_mut() else { continue };
+            if Pin::new(write).poll(&mut cx).is_ready() {
                 return Err("a write was refused".into());
             }
-            self.posted.push(write);
         }
         Ok(())
     }

@@ -124,15 +124,15 @@ const DEFECTS: &[Defect] = &[
         name: "a_request_without_room_is_tried_only_once",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "drop(slot);\n                return Poll::Pending",
-            to: "drop(slot);\n                *stage = Stage::Over;\n                return Poll::Pending",
+            from: "error: PostError::Full, .. }) => return Poll::Pending,",
+            to: "error: PostError::Full, .. }) => {\n                *stage = Stage::Over;\n                return Poll::Pending;\n            }",
         },
     },
     Defect {
         name: "a_dropped_future_does_not_abandon_its_request",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "Stage::Posted(index) => self.queue.inflight().abandon(*index),",
+            from: "Stage::Posted(wr_id) => self.queue.inflight.abandon(*wr_id),",
             to: "Stage::Posted(_) => {}",
         },
     },

@@ -1,0 +1,254 @@
+//! Lists of requests that are posted together.
+
+use super::inflight::{Admission, Side, Ticket};
+use super::locking::Locking;
+use super::op::{OpError, OpErrorKind, OpResult, Request, Transfer};
+use super::queue::{Queue, end_of_settled};
+use crate::first_panic::FirstPanic;
+use crate::owned::Lend;
+use crate::pd::Shared;
+use crate::wr::PostError;
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Requests that are posted with as few doorbells as there is room for: a future of all their ends, in the order of
+/// the list, or a [stream](Self::next) of them.
+///
+/// Made by [`AsyncQueuePair::post_all`](super::AsyncQueuePair::post_all) and
+/// [`AsyncSharedReceiveQueue::recv_all`](super::AsyncSharedReceiveQueue::recv_all). A single future rings the doorbell for its
+/// own request; of a list, as many requests as there is room for take one doorbell, one lock and one waker.
+///
+/// The requests are posted when the list is first polled, in their order. Those that find the queue full wait together:
+/// they are posted before the requests of futures that were first polled later. A request that is refused ends with its
+/// error, and those behind it are posted nevertheless. Dropping the list takes back what is not posted; what is posted goes
+/// on, and the queue keeps its memory until it is over.
+///
+/// ```no_run
+/// # use uverbs::aio::{AsyncQueuePair, OpError, Transfer};
+/// # use uverbs::{Remote, owned::Buffer};
+/// # async fn f(qp: &AsyncQueuePair, pages: Vec<(Remote, Buffer)>) -> Result<Vec<Buffer>, OpError<Buffer>> {
+/// let writes = pages.into_iter().map(|(to, page)| (Transfer::Write(to), page));
+/// let mut free = Vec::new();
+/// for end in qp.post_all(writes).await {
+///     free.push(end?.memory);
+/// }
+/// # Ok(free) }
+/// ```
+///
+/// Each page as soon as it is written:
+///
+/// ```no_run
+/// # use uverbs::aio::{AsyncQueuePair, OpError, Transfer};
+/// # use uverbs::{Remote, owned::Buffer};
+/// # async fn f(qp: &AsyncQueuePair, to: Remote, pages: [Buffer; 3]) -> Result<(), OpError<Buffer>> {
+/// let mut writes = qp.post_all(pages.map(|page| (Transfer::Write(to), page)));
+/// while let Some(end) = writes.next().await {
+///     println!("{} bytes are written", end?.memory.len());
+/// }
+/// # Ok(()) }
+/// ```
+#[must_use = "requests are posted when the list is polled"]
+pub struct PostAll<L, S: Locking = Shared, R: Request = Transfer> {
+    queue: Arc<Queue<S>>,
+    /// Requests that are not posted.
+    waiting: VecDeque<(R, L)>,
+    /// The turn of the first of them, while it waits for room.
+    turn: Option<(Side, Ticket)>,
+    /// Requests whose ends were not returned: the `wr_id` of a loan, or the reason why it was not posted.
+    posted: VecDeque<Result<u64, Box<OpError<L>>>>,
+    /// Ends that the future has found.
+    ends: Vec<OpResult<L>>,
+}
+
+/// No part of it is pinned.
+impl<L, S: Locking, R: Request> Unpin for PostAll<L, S, R> {}
+
+impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
+    pub(super) fn new(
+        queue: Arc<Queue<S>>,
+        requests: impl IntoIterator<Item = (R, L)>,
+    ) -> PostAll<L, S, R> {
+        let (waiting, posted) = (requests.into_iter().collect(), VecDeque::new());
+        PostAll { queue, waiting, turn: None, posted, ends: Vec::new() }
+    }
+
+    /// How many requests are not posted yet.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The end of the next request; `None` after the last one. If the future is dropped, no end is lost.
+    ///
+    /// # Errors
+    ///
+    /// Those of an [`Op`](super::Op), of this request alone.
+    pub async fn next(&mut self) -> Option<OpResult<L>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`next`](Self::next), for code that polls.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<OpResult<L>>> {
+        if self.posted.is_empty() {
+            self.post(cx.waker());
+        }
+        if let Some(end) = self.take_over() {
+            return Poll::Ready(Some(end));
+        }
+        // All that was over has been returned: there is room again.
+        self.post(cx.waker());
+        match self.poll_first(cx.waker()) {
+            Poll::Ready(None) if !self.waiting.is_empty() => Poll::Pending,
+            end => end,
+        }
+    }
+
+    /// The end of the first request, if it was refused, or is over and in its slot.
+    #[inline(always)]
+    fn take_over(&mut self) -> Option<OpResult<L>> {
+        match self.posted.front()? {
+            Ok(wr_id) => {
+                let (wr_id, queue) = (*wr_id, &self.queue);
+                let loan = queue.inflight.take_settled(wr_id)?;
+                self.posted.pop_front();
+                Some(end_of_settled(wr_id, loan))
+            }
+            Err(_) => self.posted.pop_front()?.err().map(|refused| Err(*refused)),
+        }
+    }
+
+    /// The end of the first request. While it is pending, it wakes the task.
+    #[cold]
+    fn poll_first(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
+        let Some(Ok(wr_id)) = self.posted.front() else { return Poll::Ready(self.take_over()) };
+        let end = self.queue.poll_end(*wr_id, waker);
+        if end.is_ready() {
+            self.posted.pop_front();
+        }
+        end.map(Some)
+    }
+
+    /// Posts what there is room for. Otherwise the first request that is left waits for room.
+    ///
+    /// Memory and wakers of the program may panic here, and find the list as it is.
+    fn post(&mut self, waker: &Waker) {
+        let mut may_move = true;
+        let mut waits = false;
+        while let Some((request, _)) = self.waiting.front() {
+            let side = request.kind().side();
+            self.leave_unless(Some(side));
+            let inflight = &self.queue.inflight;
+            if self.turn.is_some() || inflight.is_busy(side) {
+                let mut ticket = self.turn.map(|(_, ticket)| ticket);
+                let admission = inflight.admit(side, &mut ticket, waker);
+                self.turn = ticket.map(|ticket| (side, ticket));
+                match admission {
+                    Admission::Granted => {}
+                    Admission::Wait => return,
+                    Admission::Broken(broken) => return self.refuse_all(broken.into()),
+                }
+            }
+            match self.queue.post_list(side, &mut self.waiting, &mut self.posted) {
+                Ok(()) => continue,
+                Err(PostError::Full) if waits => return,
+                Err(PostError::Full) => {
+                    // As a single request: ends that nobody fetched make room, and a completion that came before `wait`
+                    // made room and woke nobody.
+                    if !(std::mem::take(&mut may_move) && inflight.move_ends(side)) {
+                        let mut ticket = self.turn.map(|(_, ticket)| ticket);
+                        inflight.wait(side, &mut ticket, waker);
+                        self.turn = ticket.map(|ticket| (side, ticket));
+                        waits = true;
+                    }
+                }
+                Err(error) => {
+                    if let Some((_, memory)) = self.waiting.pop_front() {
+                        self.refuse(memory, OpErrorKind::Post(error));
+                    }
+                }
+            }
+        }
+        self.leave_unless(None);
+    }
+
+    fn refuse(&mut self, memory: L, kind: OpErrorKind) {
+        self.posted.push_back(Err(Box::new(OpError { memory: Some(memory), kind })));
+    }
+
+    /// The queue takes no more requests.
+    #[cold]
+    fn refuse_all(&mut self, kind: OpErrorKind) {
+        while let Some((_, memory)) = self.waiting.pop_front() {
+            self.refuse(memory, kind);
+        }
+        self.leave_unless(None);
+    }
+}
+
+impl<L, S: Locking, R: Request> PostAll<L, S, R> {
+    /// Stops waiting for room on any other side.
+    fn leave_unless(&mut self, side: Option<Side>) {
+        if let Some((other, ticket)) = self.turn {
+            if side != Some(other) {
+                self.turn = None;
+                self.queue.inflight.leave(other, Some(ticket));
+            }
+        }
+    }
+}
+
+/// The ends of all requests that [`next`](PostAll::next) did not return, in the order of the list.
+impl<L: Lend, S: Locking, R: Request> Future for PostAll<L, S, R> {
+    type Output = Vec<OpResult<L>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Vec<OpResult<L>>> {
+        let this = &mut *self;
+        this.ends.reserve(this.posted.len() + this.waiting.len());
+        loop {
+            while let Some(end) = this.take_over() {
+                this.ends.push(end);
+            }
+            this.post(cx.waker());
+            // Most end in their order: the last one wakes the task, once for all of them.
+            if let Some(Ok(last)) = this.posted.back() {
+                if this.queue.inflight.watch(*last, cx.waker()) {
+                    return Poll::Pending;
+                }
+            }
+            match this.poll_first(cx.waker()) {
+                Poll::Ready(Some(end)) => this.ends.push(end),
+                Poll::Ready(None) if this.waiting.is_empty() => {
+                    return Poll::Ready(std::mem::take(&mut this.ends));
+                }
+                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl<L, S: Locking, R: Request> Drop for PostAll<L, S, R> {
+    fn drop(&mut self) {
+        // All of it calls wakers, or drops memory, of the program.
+        let mut calls = FirstPanic::default();
+        calls.catch(|| self.leave_unless(None));
+        for wr_id in self.posted.iter().flatten() {
+            calls.catch(|| self.queue.inflight.abandon(*wr_id));
+        }
+        calls.resume();
+    }
+}
+
+impl<L, S: Locking, R: Request> fmt::Debug for PostAll<L, S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostAll")
+            .field("waiting", &self.waiting.len())
+            .field("posted", &self.posted.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

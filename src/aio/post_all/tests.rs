@@ -1,0 +1,172 @@
+//! Lists on the scripted kernel.
+
+use super::*;
+use crate::owned::{Buffer, SharedBuffer};
+use crate::tests::futures::{Futures, Kind, cx, for_each_kind};
+
+use crate::uverbs::scripted::Role;
+use crate::{Remote, Rkey, SendWr, WcStatus};
+
+for_each_kind! {
+    a_list_takes_one_doorbell_and_ends_in_its_order
+    a_list_longer_than_the_queue_is_posted_as_room_is_made
+    a_list_keeps_its_turn_before_later_futures
+    a_refused_request_of_a_list_gives_its_memory_back
+    a_list_of_a_broken_queue_pair_gives_all_memory_back
+    a_list_that_is_dropped_leaves_posted_requests_to_the_queue
+    sends_and_receives_of_one_list_are_posted_in_its_order
+}
+
+/// How many sends the queue pair holds.
+fn room<S: Kind>(futures: &Futures<S>) -> usize {
+    futures.qp.caps().max_send_wr as usize
+}
+
+type Writes<S> = PostAll<Buffer, S>;
+
+fn writes<S: Kind>(futures: &Futures<S>, lengths: std::ops::Range<usize>) -> Writes<S> {
+    let to = Transfer::Write(Remote { addr: 0, rkey: Rkey(1) });
+    let buffers = lengths.map(|length| {
+        let mut buffer = futures.pool.take().unwrap();
+        buffer.set_len(length);
+        (to, buffer)
+    });
+    futures.qp.post_all(buffers)
+}
+
+fn poll<S: Kind>(list: &mut Writes<S>) -> Poll<Vec<usize>> {
+    let ends = Pin::new(list).poll(&mut cx());
+    ends.map(|ends| ends.into_iter().map(|end| end.unwrap().memory.len()).collect())
+}
+
+fn next<S: Kind>(list: &mut Writes<S>) -> Poll<Option<usize>> {
+    list.poll_next(&mut cx()).map(|end| end.map(|end| end.unwrap().memory.len()))
+}
+
+fn a_list_takes_one_doorbell_and_ends_in_its_order<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let mut list = writes(&futures, 1..4);
+    assert_eq!((futures.qp.in_flight(), list.waiting()), (0, 3), "it is not polled yet");
+    assert!(poll(&mut list).is_pending());
+    assert_eq!((futures.qp.in_flight(), list.waiting()), (3, 0));
+    for _ in 0..2 {
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        assert!(poll(&mut list).is_pending());
+    }
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    assert_eq!(poll(&mut list), Poll::Ready(vec![1, 2, 3]));
+    assert_eq!(poll(&mut list), Poll::Ready(vec![]), "no end is returned twice");
+    let mut stream = writes(&futures, 1..3);
+    assert!(next(&mut stream).is_pending());
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    assert_eq!(next(&mut stream), Poll::Ready(Some(1)));
+    assert!(next(&mut stream).is_pending());
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    assert_eq!(next(&mut stream), Poll::Ready(Some(2)));
+    assert_eq!(next(&mut stream), Poll::Ready(None));
+}
+
+fn a_list_longer_than_the_queue_is_posted_as_room_is_made<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let (room, all) = (room(&futures), 1..3 * room(&futures));
+    let mut list = writes(&futures, all.clone());
+    assert!(next(&mut list).is_pending());
+    assert_eq!((futures.qp.in_flight(), list.waiting()), (room, all.len() - room));
+    let mut seen = Vec::new();
+    for _ in all.clone() {
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        while let Poll::Ready(Some(length)) = next(&mut list) {
+            seen.push(length);
+        }
+    }
+    assert_eq!(seen, all.collect::<Vec<_>>());
+    assert_eq!(futures.qp.in_flight(), 0);
+}
+
+fn a_list_keeps_its_turn_before_later_futures<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let mut list = writes(&futures, 0..room(&futures) + 2);
+    assert!(poll(&mut list).is_pending());
+    let mut later = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut later).poll(&mut cx()).is_pending());
+    for _ in 0..2 {
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        assert!(Pin::new(&mut later).poll(&mut cx()).is_pending());
+        assert!(!later.is_posted() && poll(&mut list).is_pending());
+    }
+    assert_eq!(list.waiting(), 0);
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    assert!(Pin::new(&mut later).poll(&mut cx()).is_pending() && later.is_posted());
+}
+
+fn a_refused_request_of_a_list_gives_its_memory_back<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let shared: SharedBuffer = futures.pool.take().unwrap().share();
+    let to = Remote { addr: 0, rkey: Rkey(1) };
+    // A device may not write memory that has other readers.
+    let requests = [SendWr::write(to, &[]), SendWr::read(to, &[]), SendWr::send(&[])];
+    let mut list = futures.qp.post_all(requests.map(|wr| (wr, shared.clone())));
+    assert!(Pin::new(&mut list).poll(&mut cx()).is_pending());
+    assert_eq!(futures.qp.in_flight(), 2);
+    for _ in 0..2 {
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+    }
+    let Poll::Ready(ends) = Pin::new(&mut list).poll(&mut cx()) else { panic!("all are over") };
+    let kinds: Vec<_> = ends.iter().map(|end| end.as_ref().err().map(|error| error.kind)).collect();
+    assert_eq!(kinds, [None, Some(OpErrorKind::Post(PostError::ReadOnly)), None]);
+    assert!(ends[1].as_ref().is_err_and(|error| error.memory.is_some()));
+}
+
+fn a_list_of_a_broken_queue_pair_gives_all_memory_back<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let room = room(&futures);
+    let mut list = writes(&futures, 0..room + 2);
+    assert!(poll(&mut list).is_pending());
+    futures.complete(Role::Send, WcStatus::REM_ACCESS_ERR);
+    for _ in 1..room {
+        futures.complete(Role::Send, WcStatus::WR_FLUSH_ERR);
+    }
+    let Poll::Ready(ends) = Pin::new(&mut list).poll(&mut cx()) else { panic!("all are over") };
+    let kinds: Vec<_> = ends.iter().map(|end| end.as_ref().unwrap_err().kind).collect();
+    let status = WcStatus::REM_ACCESS_ERR;
+    let (first, flushed) =
+        (OpErrorKind::Status(status), OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
+    let earlier = OpErrorKind::Earlier(status);
+    assert_eq!((kinds[0], kinds.len()), (first, room + 2));
+    assert!(kinds[1..room].iter().all(|kind| *kind == flushed));
+    assert_eq!(kinds[room..], [earlier, earlier]);
+    assert!(ends.iter().all(|end| end.as_ref().unwrap_err().memory.is_some()));
+}
+
+fn a_list_that_is_dropped_leaves_posted_requests_to_the_queue<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let (idle, room) = (futures.pool.idle(), room(&futures));
+    let mut list = writes(&futures, 0..room + 2);
+    assert!(poll(&mut list).is_pending());
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    let mut later = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut later).poll(&mut cx()).is_pending() && !later.is_posted());
+    drop(list);
+    assert!(Pin::new(&mut later).poll(&mut cx()).is_pending() && later.is_posted());
+    // The writes but one, and the send.
+    assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (room, idle - room));
+    for _ in 0..room {
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+    }
+    drop(later);
+    assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, idle));
+}
+
+fn sends_and_receives_of_one_list_are_posted_in_its_order<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let kinds = [Transfer::Send, Transfer::Recv, Transfer::Recv, Transfer::Send];
+    let requests = kinds.map(|kind| (kind, futures.pool.take().unwrap()));
+    let mut list = futures.qp.post_all(requests);
+    assert!(poll(&mut list).is_pending());
+    assert_eq!((futures.qp.in_flight(), list.waiting()), (4, 0));
+    for _ in 0..2 {
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        futures.complete(Role::Recv, WcStatus::SUCCESS);
+    }
+    assert!(poll(&mut list).is_ready());
+}
