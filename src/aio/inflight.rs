@@ -13,6 +13,8 @@
 //!                         Abandoned --------------> (free)
 //! ```
 //!
+//! A request of a list is `Unwatched` in place of `Pending`, unless its end is the one that wakes the list.
+//!
 //! The poster and the driver, which flag something for each other and then look, have a `SeqCst` fence in between: a
 //! future that waits for room ([`Inflight::wait`], [`InflightTable::make_room`]); a request that is posted while its
 //! queue breaks ([`Inflight::is_late`], [`Inflight::driver_gone`]).
@@ -800,7 +802,17 @@ mod queue {
 
         /// Posts a request; `None` if the queue is full.
         pub(super) fn post(&mut self, waker: &Waker) -> Option<u64> {
-            let tag = OpTag { queue: self.key, fate: Fate::Pending(waker.clone()) };
+            self.post_as(Fate::Pending(waker.clone()))
+        }
+
+        /// Posts a request of a list.
+        #[cfg(loom)]
+        pub(super) fn post_unwatched(&mut self) -> Option<u64> {
+            self.post_as(Fate::Unwatched)
+        }
+
+        fn post_as(&mut self, fate: Fate) -> Option<u64> {
+            let tag = OpTag { queue: self.key, fate };
             let mut batch = self.lender.begin();
             let Ok(slot) = batch.free_slot() else { return None };
             let wr_id = slot.wr_id();

@@ -56,8 +56,9 @@ pub struct PostAll<L, S: Locking = Shared, R: Request = Transfer> {
     queue: Arc<Queue<S>>,
     /// Requests that are not posted.
     waiting: VecDeque<(R, L)>,
-    /// The turn of the first of them, while it waits for room.
-    turn: Option<(Side, Ticket)>,
+    /// The ticket of the first of them, while it waits for room on this side.
+    ticket: Option<Ticket>,
+    side: Side,
     /// Requests whose ends were not returned: the `wr_id` of a loan, or the reason why it was not posted.
     posted: VecDeque<Result<u64, Box<OpError<L>>>>,
     /// Ends that the future has found.
@@ -73,7 +74,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         requests: impl IntoIterator<Item = (R, L)>,
     ) -> PostAll<L, S, R> {
         let (waiting, posted) = (requests.into_iter().collect(), VecDeque::new());
-        PostAll { queue, waiting, turn: None, posted, ends: Vec::new() }
+        PostAll { queue, waiting, ticket: None, side: Side::Send, posted, ends: Vec::new() }
     }
 
     /// How many requests are not posted yet.
@@ -139,13 +140,13 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         let mut waits = false;
         while let Some((request, _)) = self.waiting.front() {
             let side = request.kind().side();
-            self.leave_unless(Some(side));
+            if side != self.side {
+                self.leave();
+                self.side = side;
+            }
             let inflight = &self.queue.inflight;
-            if self.turn.is_some() || inflight.is_busy(side) {
-                let mut ticket = self.turn.map(|(_, ticket)| ticket);
-                let admission = inflight.admit(side, &mut ticket, waker);
-                self.turn = ticket.map(|ticket| (side, ticket));
-                match admission {
+            if self.ticket.is_some() || inflight.is_busy(side) {
+                match inflight.admit(side, &mut self.ticket, waker) {
                     Admission::Granted => {}
                     Admission::Wait => return,
                     Admission::Broken(broken) => return self.refuse_all(broken.into()),
@@ -158,9 +159,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                     // As a single request: ends that nobody fetched make room, and a completion that came before `wait`
                     // made room and woke nobody.
                     if !(std::mem::take(&mut may_move) && inflight.move_ends(side)) {
-                        let mut ticket = self.turn.map(|(_, ticket)| ticket);
-                        inflight.wait(side, &mut ticket, waker);
-                        self.turn = ticket.map(|ticket| (side, ticket));
+                        inflight.wait(side, &mut self.ticket, waker);
                         waits = true;
                     }
                 }
@@ -171,7 +170,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                 }
             }
         }
-        self.leave_unless(None);
+        self.leave();
     }
 
     fn refuse(&mut self, memory: L, kind: OpErrorKind) {
@@ -184,19 +183,14 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         while let Some((_, memory)) = self.waiting.pop_front() {
             self.refuse(memory, kind);
         }
-        self.leave_unless(None);
+        self.leave();
     }
 }
 
 impl<L, S: Locking, R: Request> PostAll<L, S, R> {
-    /// Stops waiting for room on any other side.
-    fn leave_unless(&mut self, side: Option<Side>) {
-        if let Some((other, ticket)) = self.turn {
-            if side != Some(other) {
-                self.turn = None;
-                self.queue.inflight.leave(other, Some(ticket));
-            }
-        }
+    /// Stops waiting for room.
+    fn leave(&mut self) {
+        self.queue.inflight.leave(self.side, self.ticket.take());
     }
 }
 
@@ -233,7 +227,7 @@ impl<L, S: Locking, R: Request> Drop for PostAll<L, S, R> {
     fn drop(&mut self) {
         // All of it calls wakers, or drops memory, of the program.
         let mut calls = FirstPanic::default();
-        calls.catch(|| self.leave_unless(None));
+        calls.catch(|| self.leave());
         for wr_id in self.posted.iter().flatten() {
             calls.catch(|| self.queue.inflight.abandon(*wr_id));
         }

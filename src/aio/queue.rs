@@ -230,7 +230,7 @@ impl<S: Locking> Queue<S> {
                         push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
                         Some(batch.last())
                     });
-                (pushed, batch.ring())
+                (pushed, batch.ring().or_else(kept))
             }
             (Posting::Srq(posting), _) => {
                 let mut srq = posting.lock().ok_or(PostError::Forked)?;
@@ -240,7 +240,7 @@ impl<S: Locking> Queue<S> {
                         push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
                         Some(batch.last())
                     });
-                (pushed, batch.ring())
+                (pushed, batch.ring().or_else(kept))
             }
         };
         if let Err(error) = rung {
@@ -415,6 +415,11 @@ fn push_recv<L: Lend>(
             }
         }
     }
+}
+
+/// Receives that stay queued are received into.
+fn kept(error: RingError) -> Result<(), RingError> {
+    if error.stays_queued() { Ok(()) } else { Err(error) }
 }
 
 /// Pushes the requests of [`Queue::post_list`].

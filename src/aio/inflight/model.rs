@@ -192,3 +192,26 @@ fn a_future_that_finds_the_queue_full_is_woken() {
         future.join().unwrap();
     });
 }
+
+/// The last request of a list is watched only after it was posted.
+#[test]
+fn a_list_that_watches_its_last_request_is_woken() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let wr_id = queue.post_unwatched().unwrap();
+        let theirs = queue.inflight.clone();
+        let driver = thread::spawn(move || complete(&theirs, wr_id));
+        let theirs = queue.inflight.clone();
+        let list = thread::spawn(move || {
+            let (task, waker) = task();
+            while theirs.watch(wr_id, &waker) {
+                task.0.wait();
+            }
+            let progress = theirs.progress(wr_id, &waker);
+            assert!(matches!(progress, OpProgress::Over(..)));
+        });
+        driver.join().unwrap();
+        list.join().unwrap();
+        assert!(queue.post(Waker::noop()).is_some());
+    });
+}
