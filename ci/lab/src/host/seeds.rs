@@ -37,17 +37,18 @@ const MISTAKES: &[Mistake] = &[
         name: "a_future_that_moves_to_another_task_wakes_the_first_one",
         edit: Edit {
             file: "src/aio/inflight.rs",
-            from: "Some(OpSlot::Pending(old)) if old.will_wake(waker) => return true,",
-            to: "Some(OpSlot::Pending(old)) if CHOSEN || old.will_wake(waker) => return true,",
+            from: "if matches!(fate, Fate::Pending(old) if old.will_wake(waker)) {",
+            to: "if matches!(fate, Fate::Pending(old) if CHOSEN || old.will_wake(waker)) {",
         },
         test: ECHO,
     },
     Mistake {
-        name: "the_slot_of_a_dropped_future_is_free_before_its_request_is_over",
+        name: "the_memory_of_a_dropped_future_stays_in_its_slot",
         edit: Edit {
             file: "src/aio/inflight.rs",
-            from: "Some(slot @ OpSlot::Pending(_)) => std::mem::replace(slot, OpSlot::Abandoned),",
-            to: "Some(slot @ OpSlot::Pending(_)) if !CHOSEN => std::mem::replace(slot, OpSlot::Abandoned),",
+            from: "_ => discard(done, deferred),",
+            to: "_ if CHOSEN => done.settle(),
+        _ => discard(done, deferred),",
         },
         test: ECHO,
     },
