@@ -92,6 +92,17 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     }
 
     /// As [`next`](Self::next), for code that polls.
+    ///
+    /// ```no_run
+    /// # use std::future::poll_fn;
+    /// # use uverbs::{aio::{AsyncQueuePair, OpError, Transfer}, owned::Buffer};
+    /// # async fn f(qp: &AsyncQueuePair, pages: [Buffer; 3]) -> Result<(), OpError<Buffer>> {
+    /// let mut sends = qp.post_all(pages.map(|page| (Transfer::Send, page)));
+    /// while let Some(end) = poll_fn(|cx| sends.poll_next(cx)).await {
+    ///     println!("{} bytes are sent", end?.memory.len());
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<OpResult<L>>> {
         if self.posted.is_empty() {
             self.post(cx.waker());
