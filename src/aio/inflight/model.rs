@@ -26,24 +26,30 @@ fn complete(inflight: &Inflight, wr_id: u64) {
     deferred.run();
 }
 
-/// A request completes while its future is polled: the future is over, or is woken. Both run in threads of
-/// their own, here and below: loom does not preempt a model's first thread as it does others.
+/// Runs driver and future at the same time, each in a thread of its own: loom does not preempt a model's first thread as
+/// it does others.
+fn at_once(driver: impl FnOnce() + Send + 'static, future: impl FnOnce() + Send + 'static) {
+    let (driver, future) = (thread::spawn(driver), thread::spawn(future));
+    driver.join().unwrap();
+    future.join().unwrap();
+}
+
+/// Polls the future of a request in a task until it is over.
+fn await_end(inflight: &Inflight, wr_id: u64, (task, waker): (Arc<Task>, Waker)) {
+    while let OpProgress::Pending = inflight.progress(wr_id, &waker) {
+        task.0.wait();
+    }
+}
+
+/// A request completes while its future is polled: the future is over, or is woken.
 #[test]
 fn a_future_polled_while_its_request_completes_is_woken() {
     loom::model(|| {
         let mut queue = Queue::new(1);
         let (task, waker) = task();
         let wr_id = queue.post(&waker).unwrap();
-        let theirs = queue.inflight.clone();
-        let driver = thread::spawn(move || complete(&theirs, wr_id));
-        let theirs = queue.inflight.clone();
-        let future = thread::spawn(move || {
-            while let OpProgress::Pending = theirs.progress(wr_id, &waker) {
-                task.0.wait();
-            }
-        });
-        driver.join().unwrap();
-        future.join().unwrap();
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        at_once(move || complete(&a, wr_id), move || await_end(&b, wr_id, (task, waker)));
         assert!(queue.post(Waker::noop()).is_some());
     });
 }
@@ -55,17 +61,8 @@ fn a_future_that_moved_to_another_task_wakes_that_one() {
         let mut queue = Queue::new(1);
         let (_, other) = task();
         let wr_id = queue.post(&other).unwrap();
-        let theirs = queue.inflight.clone();
-        let driver = thread::spawn(move || complete(&theirs, wr_id));
-        let theirs = queue.inflight.clone();
-        let future = thread::spawn(move || {
-            let (task, waker) = task();
-            while let OpProgress::Pending = theirs.progress(wr_id, &waker) {
-                task.0.wait();
-            }
-        });
-        driver.join().unwrap();
-        future.join().unwrap();
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        at_once(move || complete(&a, wr_id), move || await_end(&b, wr_id, task()));
     });
 }
 
@@ -76,12 +73,8 @@ fn a_future_dropped_while_its_request_completes_leaves_its_slot_free() {
         let mut queue = Queue::new(1);
         let (_, waker) = task();
         let wr_id = queue.post(&waker).unwrap();
-        let theirs = queue.inflight.clone();
-        let driver = thread::spawn(move || complete(&theirs, wr_id));
-        let theirs = queue.inflight.clone();
-        let future = thread::spawn(move || theirs.abandon(wr_id));
-        driver.join().unwrap();
-        future.join().unwrap();
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        at_once(move || complete(&a, wr_id), move || b.abandon(wr_id));
         assert!(queue.post(&waker).is_some());
     });
 }
@@ -136,17 +129,8 @@ fn a_future_polled_while_the_driver_ends_is_woken() {
         let mut queue = Queue::new(1);
         let (_, other) = task();
         let wr_id = queue.post(&other).unwrap();
-        let theirs = queue.inflight.clone();
-        let driver = thread::spawn(move || theirs.fail_all());
-        let theirs = queue.inflight.clone();
-        let future = thread::spawn(move || {
-            let (task, waker) = task();
-            while let OpProgress::Pending = theirs.progress(wr_id, &waker) {
-                task.0.wait();
-            }
-        });
-        driver.join().unwrap();
-        future.join().unwrap();
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        at_once(move || a.fail_all(), move || await_end(&b, wr_id, task()));
     });
 }
 
@@ -199,19 +183,16 @@ fn a_list_that_watches_its_last_request_is_woken() {
     loom::model(|| {
         let mut queue = Queue::new(1);
         let wr_id = queue.post_unwatched().unwrap();
-        let theirs = queue.inflight.clone();
-        let driver = thread::spawn(move || complete(&theirs, wr_id));
-        let theirs = queue.inflight.clone();
-        let list = thread::spawn(move || {
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        let list = move || {
             let (task, waker) = task();
-            while theirs.watch(wr_id, &waker) {
+            while b.watch(wr_id, &waker) {
                 task.0.wait();
             }
-            let progress = theirs.progress(wr_id, &waker);
+            let progress = b.progress(wr_id, &waker);
             assert!(matches!(progress, OpProgress::Over(..)));
-        });
-        driver.join().unwrap();
-        list.join().unwrap();
+        };
+        at_once(move || complete(&a, wr_id), list);
         assert!(queue.post(Waker::noop()).is_some());
     });
 }
