@@ -29,7 +29,7 @@ pub enum Transfer {
     Recv,
 }
 
-/// What an [`Op`] posts: a [`Transfer`], or any [`SendWr`]. Implemented by these two.
+/// A request that an [`Op`] posts: a [`Transfer`], or any [`SendWr`]. Implemented by these two.
 pub trait Request: sealed::Request {}
 
 impl Request for Transfer {}
@@ -151,7 +151,7 @@ enum Stage<R> {
 /// A request that succeeded.
 #[derive(Debug)]
 pub struct Finished<L> {
-    /// What the request worked on. After a receive, a [`Buffer`] is as long as its message.
+    /// The memory that the request worked on. After a receive, a [`Buffer`] is as long as its message.
     pub memory: L,
     /// How the request ended.
     pub outcome: Outcome,
@@ -169,7 +169,7 @@ pub struct OpError<L> {
 
 /// Why a request failed.
 ///
-/// What the program does next:
+/// The next step of the program:
 ///
 /// ```no_run
 /// # use uverbs::aio::{AsyncQueuePair, OpErrorKind};
@@ -390,24 +390,17 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
             posted = queue.post_or_wait(request, memory, ticket, waker);
         }
         let (error, tag) = match posted {
-            Ok(wr_id) => {
+            Ok(wr_id) | Err(PostFailure::Late(wr_id) | PostFailure::Lost(wr_id)) => {
                 let ticket = ticket.take();
                 *stage = Stage::Posted(wr_id);
+                if matches!(posted, Err(PostFailure::Lost(_))) {
+                    inflight.fail_all();
+                }
                 inflight.leave(side, ticket);
-                return Poll::Pending;
-            }
-            Err(PostFailure::Late(wr_id)) => {
-                let ticket = ticket.take();
-                *stage = Stage::Posted(wr_id);
-                inflight.leave(side, ticket);
-                return self.poll_in_flight(wr_id, waker);
-            }
-            Err(PostFailure::Lost(wr_id)) => {
-                let ticket = ticket.take();
-                *stage = Stage::Posted(wr_id);
-                inflight.fail_all();
-                inflight.leave(side, ticket);
-                return Poll::Pending;
+                return match posted {
+                    Err(PostFailure::Late(_)) => self.poll_in_flight(wr_id, waker),
+                    _ => Poll::Pending,
+                };
             }
             Err(PostFailure::Refused { error: PostError::Full, .. }) => return Poll::Pending,
             Err(PostFailure::Dropped(error)) => (error.into(), None),

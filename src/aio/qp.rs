@@ -213,6 +213,7 @@ mod tests {
         in_child_while_held(|| of_qp.lock(), child);
         in_child_while_held(|| of_srq.lock(), child);
     }
+
     /// The memory is dropped with the batch, so that there is none to give back.
     #[test]
     fn a_request_whose_queue_is_not_rung_gives_back_no_memory_of_any_type() {

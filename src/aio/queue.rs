@@ -27,7 +27,7 @@ pub(super) struct Queue<S: Locking> {
     pub(super) driver: Arc<DriverHandle<S>>,
 }
 
-/// What posts the requests.
+/// The owned queue that the requests are posted to.
 pub(super) enum Posting<S: Locking> {
     Qp(S::Lock<OwnedQueuePair<OpTag, S>>),
     Srq(S::Lock<OwnedSharedReceiveQueue<OpTag>>),
@@ -224,30 +224,36 @@ impl<S: Locking> Queue<S> {
             }
             (Posting::Qp(posting), Side::Recv) => {
                 let mut qp = posting.lock().ok_or(PostError::Forked)?;
-                let mut batch = qp.recv_batch()?;
-                let pushed =
-                    push_list(side, waiting, answers, posted, |_, memory, named, failed| {
-                        push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
-                        Some(batch.last())
-                    });
-                (pushed, batch.ring().or_else(kept))
+                self.post_recv_list(qp.recv_batch()?, waiting, answers, posted)
             }
-            (Posting::Srq(posting), _) => {
+            (Posting::Srq(posting), Side::Recv) => {
                 let mut srq = posting.lock().ok_or(PostError::Forked)?;
-                let mut batch = srq.batch()?;
-                let pushed =
-                    push_list(side, waiting, answers, posted, |_, memory, named, failed| {
-                        push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
-                        Some(batch.last())
-                    });
-                (pushed, batch.ring().or_else(kept))
+                self.post_recv_list(srq.batch()?, waiting, answers, posted)
             }
+            (Posting::Srq(_), Side::Send) => return Err(PostError::Unsupported),
         };
         if let Err(error) = rung {
             self.list_not_rung(error, posted.range_mut(before..));
         }
         self.inflight.is_late(side);
         pushed
+    }
+
+    /// Posts receives for [`post_list`](Self::post_list); returns how pushing and how ringing ended.
+    fn post_recv_list<L: Lend, R: Request>(
+        &self,
+        mut batch: OwnedRecvBatch<'_, OpTag>,
+        waiting: &mut VecDeque<(R, L)>,
+        answers: VecDeque<Option<NamedBytes>>,
+        posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
+    ) -> (Result<(), PostError>, Result<(), RingError>) {
+        let pushed = push_list(Side::Recv, waiting, answers, posted, |_, memory, named, failed| {
+            push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
+            Some(batch.last())
+        });
+        // Receives that stay queued are received into.
+        let kept = |error: RingError| if error.stays_queued() { Ok(()) } else { Err(error) };
+        (pushed, batch.ring().or_else(kept))
     }
 
     /// As [`not_rung`](Self::not_rung), for all requests of a batch.
@@ -415,11 +421,6 @@ fn push_recv<L: Lend>(
             }
         }
     }
-}
-
-/// Receives that stay queued are received into.
-fn kept(error: RingError) -> Result<(), RingError> {
-    if error.stays_queued() { Ok(()) } else { Err(error) }
 }
 
 /// Pushes the requests of [`Queue::post_list`].

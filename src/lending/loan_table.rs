@@ -107,7 +107,7 @@ impl<P> LoanSlot<P> {
         Some(ReturnedLoan { slot: self, wr_id, payload: PhantomData })
     }
 
-    /// What the future that posted the loan `wr_id` finds.
+    /// The loan `wr_id`, for the future that posted it.
     #[inline]
     fn claim(&self, wr_id: u64) -> Claim<'_, P> {
         for tries in 0.. {
@@ -161,10 +161,11 @@ impl<P> LoanSlot<P> {
     /// Takes whatever waits for its future in this slot.
     fn take_any_settled(&self) -> Option<(u64, P)> {
         let state = self.state.load(Ordering::Relaxed);
+        if state & SETTLED != SETTLED {
+            return None;
+        }
         let wr_id = state & !SETTLED;
-        let settled = state & SETTLED == SETTLED;
-        let loan = if settled { self.take_settled(wr_id)? } else { return None };
-        Some((wr_id, loan.take()))
+        Some((wr_id, self.take_settled(wr_id)?.take()))
     }
 
     fn is_free(&self) -> bool {
@@ -194,7 +195,7 @@ pub(crate) struct ReturnedLoan<'s, P> {
     payload: PhantomData<P>,
 }
 
-/// What a future finds that looks for its loan.
+/// A loan, as the future finds it that posted it.
 pub(crate) enum Claim<'s, P> {
     /// The request is not over.
     Lent(HeldLoan<'s, P>),
@@ -458,7 +459,7 @@ impl<P> LoanTable<P> {
         None
     }
 
-    /// What the future finds that posted the loan `wr_id`.
+    /// The loan `wr_id`, for the future that posted it.
     #[inline]
     pub(crate) fn claim(&self, wr_id: u64) -> Claim<'_, P> {
         self.slot(wr_id).claim(wr_id)
@@ -473,22 +474,17 @@ impl<P> LoanTable<P> {
     /// Shows each payload whose request is in flight, to be changed. Runs no code of the program.
     pub(crate) fn each_lent(&self, mut visit: impl FnMut(&mut P)) {
         for slot in self.lendable_slots() {
-            let mut tries = 0;
-            loop {
-                match slot.state.load(Ordering::Relaxed) {
+            for tries in 0.. {
+                let state = slot.state.load(Ordering::Relaxed);
+                if state == HELD {
                     // A future may have stored its waker, and looked elsewhere before this call's reason was there.
-                    HELD => {
-                        wait(tries);
-                        tries += 1;
-                        continue;
-                    }
-                    state if state & NOT_LENT == 0 => match slot.hold(state) {
-                        Some(mut loan) => visit(loan.get_mut()),
-                        None => continue,
-                    },
-                    _ => {}
+                    wait(tries);
+                } else if state & NOT_LENT != 0 {
+                    break;
+                } else if let Some(mut loan) = slot.hold(state) {
+                    visit(loan.get_mut());
+                    break;
                 }
-                break;
             }
         }
     }
