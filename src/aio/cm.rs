@@ -149,7 +149,7 @@ use uverbs_host::HostSystem;
 /// How often in a row the file may be reported as readable without an event.
 const MAX_FALSE_ALARMS: u32 = 1000;
 
-/// What the handles of a channel and its driver share.
+/// A channel, as its handles and its driver share it.
 struct ChannelState {
     channel: EventChannel,
     /// Whether the driver has ended.

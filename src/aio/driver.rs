@@ -101,7 +101,7 @@ pub trait Readiness {
     ///
     /// # Errors
     ///
-    /// What `read` returns, or why the event loop cannot watch the file; the driver ends with it.
+    /// The result of `read`, or the reason why the event loop cannot watch the file; the driver ends with it.
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -109,16 +109,16 @@ pub trait Readiness {
     ) -> Poll<Result<()>>;
 }
 
-/// What the driver and the queue pairs share.
+/// A completion queue, as its driver and its queue pairs share it.
 pub(super) struct CqShared<S: Locking> {
     polled: S::Lock<Polled<S>>,
     control: CqControl,
     channel: CompletionChannel,
-    /// What rings the queue pairs.
+    /// Rings the queue pairs.
     token: S::Token,
 }
 
-/// What the driver polls, and where it finds the futures.
+/// The completion queue that the driver polls, and the futures that it finds.
 pub(super) struct Polled<S: Locking> {
     cq: OwnedCompletionQueue<OpTag>,
     /// `None` when the driver has ended.
@@ -244,7 +244,7 @@ impl<S: Locking> DriverHandle<S> {
         FirstPanic::of_one(|| waker.into_iter().for_each(|waker| waker.wake_by_ref()));
     }
 
-    /// What rings the queue pairs.
+    /// Rings the queue pairs.
     #[inline]
     pub(super) fn token(&self) -> &S::Token {
         &self.shared.token
@@ -639,7 +639,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// What `readiness` returns.
+    /// The error of `readiness`.
     pub fn start<W: Readiness>(
         self,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,

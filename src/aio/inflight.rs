@@ -316,7 +316,7 @@ pub(super) enum Admission {
     Broken(Broken),
 }
 
-/// What a posted request's future finds when it is polled.
+/// The state of a posted request, as its future finds it.
 #[derive(Debug)]
 pub(super) enum OpProgress {
     Pending,

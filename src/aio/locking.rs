@@ -14,7 +14,7 @@ pub trait Locking: Sharing + Sized {
     #[doc(hidden)]
     type Lock<T>: AnyLock<T>;
 
-    /// What rings the queue pairs of a completion queue.
+    /// Rings the queue pairs of a completion queue.
     #[doc(hidden)]
     type Token;
 

@@ -108,7 +108,7 @@ mod tests {
         after_arming: usize,
         /// Events in the channel.
         events: usize,
-        /// What the event loop reports.
+        /// The report of the event loop.
         readable: bool,
         armed: bool,
         polled: usize,

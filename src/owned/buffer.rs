@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const VERB: &str = "buffer_pool";
 
-/// What the pool owns.
+/// The memory of a pool.
 pub(crate) struct PoolRegion {
     /// Keeps the memory registered. Only the buffers lead to its bytes.
     region: MemoryRegion<u8, SlabPages>,

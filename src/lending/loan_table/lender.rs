@@ -20,7 +20,7 @@ pub(crate) struct Lender<P> {
     next: NextLoan,
 }
 
-/// What the next loan depends on.
+/// The place of the next loan.
 struct NextLoan {
     /// The `wr_id` after the last one that was posted. It has [`COVERS`] while there may be unsignaled loans
     /// that no signaled one follows.

@@ -227,7 +227,7 @@ fn the_slot_of_a_request_that_could_not_be_posted_is_the_next_again() {
     assert_eq!(lender.room(), 4);
 }
 
-/// What the completion of `wr_id` gives back, in order.
+/// The payloads that the completion of `wr_id` gives back, in order.
 fn covered(table: &LoanTable<u32>, wr_id: u64) -> Option<Vec<u32>> {
     let mut at = table.first_covered(wr_id)?;
     let mut back = Vec::new();
