@@ -99,7 +99,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "seed-mistakes",
-        shows: "some of 100 seeds find each of four mistakes planted in `owned` and `aio`, and others do not",
+        shows: "some of 700 seeds find each of four mistakes planted in `owned` and `aio`, and others do not",
         run: |workspace, _| Ok(vec![seeds::mistakes(workspace)?]),
     },
     Part {

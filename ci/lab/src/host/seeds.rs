@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Seeds of the soak, of all programs together.
 const SEEDS: u32 = 10_000;
 /// Seeds that each mistake is tried with.
-const TRIED: u64 = 100;
+const TRIED: u64 = 700;
 const BUILDING: Duration = Duration::from_secs(30 * 60);
 const SOAKING: Duration = Duration::from_secs(2 * 60 * 60);
 /// How long one seed may take in real time. Time is virtual, so that a program that waits for ever ends at once.
