@@ -98,7 +98,8 @@ async fn talk(stage: &Stage, address: std::net::SocketAddr, mut dice: Dice) -> R
     let channel = stage.channel(0, &context)?;
     let (qp, pool) = create(stage, &context)?;
     let ended = {
-        let connector = Connector::new(address)?.source("10.0.0.1:0".parse()?);
+        // A REQ that is lost goes again after 8.6 s, so that two of them already take longer than the default.
+        let connector = Connector::new(address)?.source("10.0.0.1:0".parse()?).timeout(PATIENCE);
         let connected = timeout(PATIENCE, channel.connect(&connector, |_| Ok(qp.clone())));
         match connected.await? {
             Ok((_, connection)) => {
