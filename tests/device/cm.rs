@@ -165,6 +165,9 @@ impl Service {
     }
 }
 
+/// The number of each receive of a [`Side`]; that of a send is 0.
+const RECEIVE: u64 = 1;
+
 /// The resources of one side.
 pub(crate) struct Side {
     pub(crate) qp: QueuePair,
@@ -194,7 +197,7 @@ impl Side {
     fn receive_at(&mut self, offset: usize, length: usize) -> Verdict {
         let sges = [self.memory.sge(offset..offset + length)?];
         let mut batch = self.qp.recv_batch()?;
-        batch.push(RecvWr::new(&sges).id(1))?;
+        batch.push(RecvWr::new(&sges).id(RECEIVE))?;
         // SAFETY: the region lives as long as the queue pair, and is read only after completion.
         unsafe { batch.ring()? };
         Ok(())
@@ -210,10 +213,15 @@ impl Side {
     }
 
     fn complete(&mut self) -> Verdict<WcStatus> {
+        Ok(self.completion()?.1)
+    }
+
+    /// The number and status of the next request that completes.
+    fn completion(&mut self) -> Verdict<(u64, WcStatus)> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             if let Some(completion) = self.cq.poll()?.next() {
-                return Ok(completion.status());
+                return Ok((completion.wr_id(), completion.status()));
             }
             std::thread::yield_now();
         }
