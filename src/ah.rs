@@ -1,6 +1,6 @@
 //! Address handles: where datagrams go. Pairs with `ib_uverbs_create_ah` in `core/uverbs_cmd.c`.
 
-mod named_handles;
+pub(crate) mod named_handles;
 
 use crate::address_vector::AddressVector;
 use crate::error::{Error, ErrorWith, Result};
@@ -11,7 +11,6 @@ use crate::port::{GidType, LinkLayer};
 use crate::provider::LinkProtocol;
 use crate::uverbs::invoke_write::write;
 use crate::wr::{Address, Destination};
-pub(crate) use named_handles::NamedHandles;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::ah::{ib_uverbs_create_ah, ib_uverbs_create_ah_resp};

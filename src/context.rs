@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::events::file::EventFile;
 use crate::events::keys::Keys;
 use crate::file::{File, FileFacts, random};
-use crate::pd::ProtectionDomain;
 use crate::port::PortState;
 use crate::provider::{self, Opening};
 use crate::sync::fork::Epoch;
@@ -213,16 +212,6 @@ impl Context {
     #[doc(alias = "num_comp_vectors")]
     pub fn completion_vectors(&self) -> u32 {
         self.file.completion_vectors
-    }
-
-    /// Allocates a protection domain. A queue pair reaches only memory of its own protection domain.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, or `EAGAIN` where an RDMA cgroup limit is reached.
-    #[doc(alias = "ibv_alloc_pd")]
-    pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
-        ProtectionDomain::alloc(self)
     }
 
     /// The number of objects of this context that could not be destroyed when they were dropped: 0 unless

@@ -134,7 +134,6 @@ mod lending;
 #[cfg(litmus)]
 #[doc(hidden)]
 pub mod litmus;
-mod mcast;
 mod memory;
 pub mod mlx5;
 mod mr;
@@ -201,7 +200,6 @@ pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
 pub use handles::ObjectKind;
-pub use mcast::McastMembership;
 /// The crate of the memory that a region allocates: [`MmapMut`](memmap2::MmapMut).
 pub use memmap2;
 pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
@@ -220,8 +218,9 @@ pub use port::{
     PortSpeed, PortState,
 };
 pub use qp::{
-    Ece, Endpoint, Handshake, PathMigState, QpAttr, QpBuilder, QpCaps, QpControl, QpInfo, QpParts,
-    QpState, QpType, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
+    Ece, Endpoint, Handshake, McastMembership, PathMigState, QpAttr, QpBuilder, QpCaps, QpControl,
+    QpInfo, QpParts, QpState, QpType, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue,
+    XrcTarget,
 };
 pub use rustix::io::Errno;
 pub use sharing::envelope::Envelope;

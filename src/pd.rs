@@ -1,15 +1,13 @@
 //! Protection domains: a queue pair reaches only memory of its own. Parent domains are protection
 //! domains too; see [`ParentDomain`](crate::ParentDomain).
 
-use crate::ah::NamedHandles;
+use crate::ah::named_handles::NamedHandles;
 use crate::context::Context;
-use crate::cq::CqRef;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::identity::Identity;
 use crate::memory::allocator::{AllocatorDomain, DomainAllocator};
 use crate::object::{Class, Object, destroy_sole};
-use crate::qp::{QpBuilder, QpType};
 use crate::td::TdInner;
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
@@ -101,21 +99,27 @@ pub struct ProtectionDomain<S: Sharing = Shared> {
     sharing: PhantomData<fn() -> S>,
 }
 
-impl ProtectionDomain {
-    pub(crate) fn alloc(context: &Context) -> Result<ProtectionDomain> {
+impl Context {
+    /// Allocates a protection domain. A queue pair reaches only memory of its own protection domain.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, or `EAGAIN` where an RDMA cgroup limit is reached.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         let mut resp = ib_uverbs_alloc_pd_resp::new_zeroed();
         let request = ib_uverbs_alloc_pd::default();
-        let mut uhw = context.file.provider.traits().pd_response.clone();
-        let allocated = context.file.execute(
+        let mut uhw = self.file.provider.traits().pd_response.clone();
+        let allocated = self.file.execute(
             "alloc_pd",
             write(IB_USER_VERBS_CMD_ALLOC_PD, &request)
                 .response(&mut resp)
                 .driver(&[], uhw.as_mut()),
         );
         allocated.map_err(|error| {
-            error.context(|| format!("{} allocates no protection domain", context.device().name()))
+            error.context(|| format!("{} allocates no protection domain", self.device().name()))
         })?;
-        let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
+        let object = Object::new(self.file.clone(), Class::PD, resp.pd_handle, ());
         let kernel = Arc::new(KernelPd { retired: NamedHandles::default(), object, number: None });
         Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))
     }
@@ -135,33 +139,6 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// number of the domain that it was made of.
     pub fn handle(&self) -> u32 {
         self.inner.handle()
-    }
-
-    /// Starts to build a queue pair whose sends complete to `send` and whose receives complete to `recv`,
-    /// which may be one queue.
-    ///
-    /// Both queues are kept alive by the queue pair. If another thread owns and polls a queue, pass
-    /// its [handle](crate::CqControl).
-    ///
-    /// ```no_run
-    /// # fn f(pd: &uverbs::ProtectionDomain, cq: &uverbs::CompletionQueue) -> uverbs::Result<()> {
-    /// let qp = pd
-    ///     .qp_builder(cq, cq, uverbs::QpType::RC)
-    ///     .max_send_wr(64)
-    ///     .max_recv_wr(64)
-    ///     .build()?;
-    /// # drop(qp); Ok(()) }
-    /// ```
-    #[doc(alias = "ibv_create_qp")]
-    #[doc(alias = "ibv_create_qp_ex")]
-    #[doc(alias = "mlx5dv_create_qp")]
-    pub fn qp_builder(
-        &self,
-        send: &impl CqRef,
-        recv: &impl CqRef,
-        qp_type: QpType,
-    ) -> QpBuilder<S> {
-        QpBuilder::new(self.inner.clone(), send, recv, qp_type)
     }
 
     /// Deallocates the domain, and returns an error if that fails; dropping it does the same silently.

@@ -10,6 +10,7 @@ pub(crate) mod ece;
 mod endpoint;
 mod handle;
 mod info;
+mod mcast;
 mod recv;
 mod reset;
 mod send;
@@ -24,6 +25,7 @@ pub use ece::Ece;
 pub use endpoint::{Endpoint, Handshake};
 pub(crate) use handle::{QpHandle, WeakQpHandle};
 pub use info::QpInfo;
+pub use mcast::McastMembership;
 pub use recv::{RecvBatch, RecvQueue};
 pub use send::{SendBatch, SendQueue};
 pub use state::{QpState, QpType};
@@ -35,7 +37,6 @@ use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::EventKey;
 use crate::file::File;
 use crate::first_panic::FirstPanic;
-use crate::mcast::Groups;
 use crate::number::Qpn;
 use crate::object::Object;
 use crate::pd::{PdInner, Shared, Sharing};
@@ -96,7 +97,7 @@ pub(crate) struct QpInner {
     pub(crate) scatters: bool,
     /// The endpoint that was given to the peer.
     local: Lock<Option<endpoint::Local>>,
-    pub(crate) groups: Groups,
+    pub(crate) groups: mcast::Groups,
     event_key: EventKey,
     pub(crate) base: Base,
     /// Its identity in its completion queues.

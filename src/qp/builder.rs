@@ -1,6 +1,7 @@
 //! Creation of queue pairs.
 
 use super::ece::EceState;
+use super::mcast::Groups;
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CqInner, CqRef};
@@ -8,11 +9,10 @@ use crate::device_attr::above_limits;
 use crate::error::{Error, Result};
 use crate::events::keys::EventSourceKind;
 use crate::file::File;
-use crate::mcast::Groups;
 use crate::memory::allocator::Source;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
-use crate::pd::{PdInner, Shared, Sharing};
+use crate::pd::{PdInner, ProtectionDomain, Shared, Sharing};
 use crate::provider::{self, CreateRequest, CreatedQp, QpInitAttr};
 use crate::srq::{SrqInner, SrqRef};
 use crate::sync::lock::Lock;
@@ -22,6 +22,35 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use uapi::ib_uverbs_qp_create_flags as Flags;
 use uverbs_uapi::qp as uapi;
+
+impl<S: Sharing> ProtectionDomain<S> {
+    /// Starts to build a queue pair whose sends complete to `send` and whose receives complete to `recv`,
+    /// which may be one queue.
+    ///
+    /// Both queues are kept alive by the queue pair. If another thread owns and polls a queue, pass
+    /// its [handle](crate::CqControl).
+    ///
+    /// ```no_run
+    /// # fn f(pd: &uverbs::ProtectionDomain, cq: &uverbs::CompletionQueue) -> uverbs::Result<()> {
+    /// let qp = pd
+    ///     .qp_builder(cq, cq, uverbs::QpType::RC)
+    ///     .max_send_wr(64)
+    ///     .max_recv_wr(64)
+    ///     .build()?;
+    /// # drop(qp); Ok(()) }
+    /// ```
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
+    #[doc(alias = "mlx5dv_create_qp")]
+    pub fn qp_builder(
+        &self,
+        send: &impl CqRef,
+        recv: &impl CqRef,
+        qp_type: QpType,
+    ) -> QpBuilder<S> {
+        QpBuilder::new(self.inner.clone(), send, recv, qp_type)
+    }
+}
 
 /// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder), which has an
 /// example.

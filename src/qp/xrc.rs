@@ -2,11 +2,11 @@
 //! `create_xrc_qp_user` in `core/verbs.c`, and with `ib_uverbs_open_qp` in `core/uverbs_cmd.c`.
 
 use super::ece::{Ece, EceState};
+use super::mcast::Groups;
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpState, QpType};
 use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{EventKey, EventSourceKind};
-use crate::mcast::Groups;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::provider::{self, CreateRequest, CreatedTarget, Execute, Member};

@@ -1,7 +1,7 @@
 //! Protection domains that several processes use. On mlx5 pairs with `MLX5_IB_METHOD_PD_QUERY`, which
 //! returns the domain's number on the device (PDN); other drivers only say that the domain exists.
 
-use crate::ah::NamedHandles;
+use crate::ah::named_handles::NamedHandles;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;

@@ -74,7 +74,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/cm", &["cm::"]),
     ("src/sharing", &["sharing::", "share::", "mlx5::var_sharing"]),
     ("src/ah", &["ud::", "mcast::"]),
-    ("src/mcast.rs", &["mcast::"]),
+    ("src/qp/mcast.rs", &["mcast::"]),
     ("src/access.rs", &["mr::"]),
     ("src/address_vector.rs", &["ud::"]),
     ("src/pd", &["pd::"]),

@@ -55,7 +55,6 @@ const UVERBS: &[Layer] = &[
             "file",
             "flow",
             "handles",
-            "mcast",
             "mr",
             "mw",
             "object",

@@ -1,9 +1,9 @@
 //! Multicast groups of datagram queue pairs. Pairs with `ib_uverbs_attach_mcast` in
 //! `core/uverbs_cmd.c`.
 
+use super::{QpControl, QpInner, QpType};
 use crate::error::{Error, ErrorWith, Result};
 use crate::number::Gid;
-use crate::qp::{QpControl, QpInner, QpType};
 use crate::sync::lock::Lock;
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
