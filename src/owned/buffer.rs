@@ -174,9 +174,10 @@ impl BufferPool {
     /// [`BufferError::PoolEmpty`] while all are taken.
     #[inline]
     pub fn take(&self) -> std::result::Result<Buffer, BufferError> {
-        let length = self.slab.size();
-        let whole = self.slab.take().ok_or(BufferError::PoolEmpty)?;
-        Ok(Buffer { whole, offset: 0, length })
+        match self.slab.take() {
+            Some(whole) => Ok(Buffer { whole, offset: 0, length: self.slab.size() }),
+            None => Err(BufferError::PoolEmpty),
+        }
     }
 
     /// Takes a buffer and copies `bytes` into it.
