@@ -4,7 +4,7 @@ use crate::headers::{Malformed, Packet, PacketBuffer};
 use crate::host::Host;
 use crate::opcodes::{Kind, Transport};
 use crate::psn::Psn;
-use crate::queue_pair::{Attributes, Counters, QueuePair, State};
+use crate::queue_pair::{Attributes, QueuePair, State, Step};
 use crate::request::Request;
 use crate::requester::NotPosted;
 use crate::timers::{Nanoseconds, Timers};
@@ -153,11 +153,6 @@ impl<P: Clone> Endpoint<P> {
         self.find(number).map(|qp| qp.state)
     }
 
-    /// The counters of a queue pair.
-    pub fn counters(&self, number: u32) -> Option<Counters> {
-        self.find(number).map(|qp| qp.counters)
-    }
-
     /// The PSN of the next packet that a queue pair sends for the first time, and of the next one that it expects.
     pub fn psns(&self, number: u32) -> Option<(Psn, Psn)> {
         self.find(number).map(|qp| (qp.requester.next_psn(), qp.responder.next_psn()))
@@ -183,13 +178,17 @@ impl<P: Clone> Endpoint<P> {
     }
 
     /// Changes attributes of a queue pair that may be changed while it is connected: all but the MTU, the PSNs and
-    /// `max_dest_rd_atomic`, which stay as they are. Returns whether there is such a queue pair.
+    /// `max_dest_rd_atomic`, which stay as they are. The PSN of the first packet that is sent may be changed before
+    /// the queue pair sends: in Init and Rtr. Returns whether there is such a queue pair.
     pub fn modify(&mut self, number: u32, change: impl FnOnce(&mut Attributes<P>)) -> bool {
         let Some((slot, qp)) = self.find_mut(number) else { return false };
         let Attributes { mtu, max_dest_rd_atomic, .. } = qp.attributes;
         change(&mut qp.attributes);
         // The PSNs of requests count packets of this size, and there is room for so many resources.
         (qp.attributes.mtu, qp.attributes.max_dest_rd_atomic) = (mtu, max_dest_rd_atomic);
+        if matches!(qp.state, State::Init | State::Rtr) {
+            qp.requester.start_at(qp.attributes.send_psn);
+        }
         self.schedule(slot);
         true
     }
@@ -264,27 +263,71 @@ impl<P: Clone> Endpoint<P> {
         host: &mut H,
         budget: usize,
     ) -> Progress {
+        self.expire(now, host);
+        let mut done = 0;
+        while done < budget {
+            let Some(slot) = self.ready.pop_front() else { break };
+            done += self.turn(now, host, slot, PACKETS_PER_TURN.min(budget - done));
+        }
+        Progress { done, more: !self.ready.is_empty() }
+    }
+
+    /// Lets timers end that are due. Returns whether there were any.
+    pub fn expire<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) -> bool {
+        let mut expired = false;
         while let Some(slot) = self.timers.pop_due(now) {
             if let Some(Some(qp)) = self.slots.get_mut(slot as usize) {
                 qp.expire(now, host);
                 self.schedule(slot);
+                expired = true;
             }
         }
+        expired
+    }
+
+    /// How many queue pairs may have something to send.
+    pub fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Gives a turn to the queue pair with `before` others in front of it: the part of [`run`](Endpoint::run) for a
+    /// device that chooses their order. Returns how many packets it sent, or requests it executed.
+    pub fn run_ready<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        before: usize,
+    ) -> usize {
+        let Some(slot) = self.ready.remove(before) else { return 0 };
+        self.turn(now, host, slot, PACKETS_PER_TURN)
+    }
+
+    /// Gives a turn to a queue pair that is not in the list, which it joins again if it may have more to send.
+    fn turn<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        slot: u32,
+        packets: usize,
+    ) -> usize {
+        let Some(Some(qp)) = self.slots.get_mut(slot as usize) else { return 0 };
+        qp.scheduled = false;
         let mut done = 0;
-        while done < budget {
-            let Some(slot) = self.ready.pop_front() else { break };
-            let Some(Some(qp)) = self.slots.get_mut(slot as usize) else { continue };
-            qp.scheduled = false;
-            let turn = PACKETS_PER_TURN.min(budget - done);
-            let sent = (0..turn).take_while(|_| qp.step(now, host, &mut self.buffer)).count();
-            done += sent;
-            if sent == turn {
-                self.schedule(slot);
-            } else {
-                self.timers.set(slot, qp.requester.timer);
+        while done < packets {
+            match qp.step(now, host, &mut self.buffer) {
+                Step::Idle => {
+                    self.timers.set(slot, qp.requester.timer);
+                    return done;
+                }
+                Step::Done => done += 1,
+                Step::Last => {
+                    done += 1;
+                    break;
+                }
             }
         }
-        Progress { done, more: !self.ready.is_empty() }
+        self.schedule(slot);
+        done
     }
 
     /// When to run although nothing has happened.

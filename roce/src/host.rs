@@ -17,8 +17,12 @@ pub trait Host {
     /// datagram is the right one (`check_addr` and `check_keys` of the kernel's `rxe_recv.c`).
     fn admit(&mut self, qpn: u32, from: &Self::Path, packet: &Packet<'_>) -> bool;
 
-    /// Sends a packet: the bytes from BTH to padding.
-    fn send(&mut self, qpn: u32, to: &Self::Path, packet: &[u8]);
+    /// A request is about to be sent, or to be sent again from its oldest packet without acknowledgement on. The
+    /// requests that the queue pair sends until the next call are packets of it.
+    fn begin(&mut self, qpn: u32, request: u64);
+
+    /// Sends a packet: the bytes from BTH to padding. Returns whether the queue pair may send more in this turn.
+    fn send(&mut self, qpn: u32, to: &Self::Path, packet: &[u8]) -> bool;
 
     /// Reads data of a request that is sent.
     ///
@@ -148,6 +152,9 @@ pub trait Host {
 
     /// Tells an event of a queue pair.
     fn event(&mut self, qpn: u32, event: Event);
+
+    /// Counts a loss that the queue pair repairs, or a message that it cannot take.
+    fn count(&mut self, qpn: u32, counter: Counter);
 }
 
 /// Memory that a peer names.
@@ -285,6 +292,25 @@ pub enum Event {
     Refused(Refusal),
     /// A receive failed, and the queue pair is in error.
     ReceiveFailed,
+}
+
+/// Counters of a queue pair, which [`Host::count`] counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Counter {
+    /// Requester: local ACK timeouts.
+    Timeouts,
+    /// Requester: NAKs for a packet out of sequence.
+    SequenceNaks,
+    /// Requester: responses that show that an earlier one was lost.
+    ImpliedNaks,
+    /// Requester: RNR NAKs.
+    RnrNaks,
+    /// Responder: requests that came again.
+    Duplicates,
+    /// Responder: packets that came early.
+    OutOfSequence,
+    /// Responder: messages for which there was no receive.
+    OutOfBuffer,
 }
 
 #[cfg(test)]

@@ -24,8 +24,8 @@ pub mod timers;
 mod tests;
 
 pub use endpoint::{Dropped, Endpoint, Progress};
-pub use host::{Atomic, Event, Host, Received, Refusal, Right, Target};
+pub use host::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
 pub use psn::Psn;
-pub use queue_pair::{Attributes, Counters, MAX_MESSAGE, Mtu, State};
+pub use queue_pair::{Attributes, MAX_MESSAGE, Mtu, State};
 pub use request::{Datagram, Request, Work};
 pub use requester::NotPosted;

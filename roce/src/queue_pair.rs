@@ -123,23 +123,22 @@ pub struct Attributes<P> {
     pub access: ib_uverbs_access_flags,
 }
 
-/// Counters of a queue pair: losses that the transport has repaired.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Requester: local ACK timeouts.
-    pub timeouts: u32,
-    /// Requester: NAKs for a packet out of sequence.
-    pub sequence_naks: u32,
-    /// Requester: responses that show that an earlier one was lost.
-    pub implied_naks: u32,
-    /// Requester: RNR NAKs.
-    pub rnr_naks: u32,
-    /// Responder: requests that came again.
-    pub duplicates: u32,
-    /// Responder: packets that came early.
-    pub out_of_sequence: u32,
-    /// Responder: messages for which there was no receive.
-    pub out_of_buffer: u32,
+/// One step of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// There was nothing to do.
+    Idle,
+    /// A packet was sent, or a request executed.
+    Done,
+    /// As `Done`, and the device takes no more in this turn.
+    Last,
+}
+
+impl Step {
+    /// The step that sent a packet; the device says whether it takes `more`.
+    pub(crate) fn sent(more: bool) -> Step {
+        if more { Step::Done } else { Step::Last }
+    }
 }
 
 /// A queue pair.
@@ -151,7 +150,6 @@ pub(crate) struct QueuePair<P> {
     pub(crate) attributes: Attributes<P>,
     pub(crate) requester: Requester<P>,
     pub(crate) responder: Responder,
-    pub(crate) counters: Counters,
     /// Whether it is in the endpoint's list of those that may have something to send.
     pub(crate) scheduled: bool,
 }
@@ -170,7 +168,6 @@ impl<P: Clone> QueuePair<P> {
             requester: Requester::new(depth, attributes.send_psn),
             responder: Responder::new(&attributes),
             attributes,
-            counters: Counters::default(),
             scheduled: false,
         }
     }
@@ -180,15 +177,21 @@ impl<P: Clone> QueuePair<P> {
         self.requester.capacity() + self.responder.capacity()
     }
 
-    /// Sends the next packet, of a response or of a request. Returns whether there was one.
+    /// Sends the next packet, of a response or of a request.
     pub(crate) fn step<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,
         host: &mut H,
         buffer: &mut PacketBuffer,
-    ) -> bool {
-        self.state.receives() && self.send_response(host, buffer)
-            || self.state.sends() && self.send_request(now, host, buffer)
+    ) -> Step {
+        let response = match self.state.receives() {
+            true => self.send_response(host, buffer),
+            false => Step::Idle,
+        };
+        match response {
+            Step::Idle if self.state.sends() => self.send_request(now, host, buffer),
+            response => response,
+        }
     }
 
     /// Moves to another state.

@@ -15,11 +15,11 @@
 //! packets before the cursor, `sent`, are the cursor's other name.
 
 use crate::headers::{AtomicAckEth, Bth, Packet, PacketBuffer, Syndrome};
-use crate::host::{Event, Host};
+use crate::host::{Counter, Event, Host};
 use crate::mistake::Mistake;
 use crate::opcodes::{Opcode, Operation, Position};
 use crate::psn::Psn;
-use crate::queue_pair::{QueuePair, State};
+use crate::queue_pair::{QueuePair, State, Step};
 use crate::request::{Request, Work};
 use crate::timers::{Nanoseconds, ack_timeout, rnr_timer};
 use alloc::collections::VecDeque;
@@ -105,6 +105,8 @@ pub(crate) struct Requester<P> {
     unasked: u32,
     retries: u8,
     rnr_retries: u8,
+    /// Whether the packet at the cursor is the first one that is sent of its request, or sent again.
+    begins: bool,
     /// Whether a NAK has already made it repeat what follows `oldest`: further ones tell nothing new.
     repeating: bool,
     /// Whether it waits after an RNR NAK.
@@ -129,6 +131,7 @@ impl<P> Requester<P> {
             unasked: 0,
             retries: 0,
             rnr_retries: 0,
+            begins: true,
             repeating: false,
             waits_for_receiver: false,
             drained: false,
@@ -139,6 +142,11 @@ impl<P> Requester<P> {
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> usize {
         self.queue.capacity() * size_of::<Posted<P>>()
+    }
+
+    /// Makes this the PSN of the first packet.
+    pub(crate) fn start_at(&mut self, psn: Psn) {
+        (self.oldest, self.limit) = (psn, psn);
     }
 
     /// The PSN of the next packet that was never sent.
@@ -159,6 +167,7 @@ impl<P> Requester<P> {
     /// Starts over with the first packet that is not acknowledged.
     fn go_back(&mut self) {
         self.next = 0;
+        self.begins = true;
         self.sent = match self.queue.front() {
             Some(head) if head.begun && !head.is_local() => self.oldest.since(head.first),
             _ => 0,
@@ -193,6 +202,7 @@ impl<P> Requester<P> {
         if self.sent >= posted.psns {
             self.next += 1;
             self.sent = 0;
+            self.begins = true;
         }
         new
     }
@@ -201,7 +211,7 @@ impl<P> Requester<P> {
     fn pop(&mut self) -> Option<Posted<P>> {
         let head = self.queue.pop_front()?;
         match self.next {
-            0 => self.sent = 0,
+            0 => (self.sent, self.begins) = (0, true),
             _ => self.next -= 1,
         }
         if head.begun && head.request.work.is_answered() {
@@ -251,15 +261,15 @@ impl<P: Clone> QueuePair<P> {
         Ok(())
     }
 
-    /// Sends the next packet of a request. Returns whether it did anything. From `rxe_requester`.
+    /// Sends the next packet of a request. From `rxe_requester`.
     pub(crate) fn send_request<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,
         host: &mut H,
         buffer: &mut PacketBuffer,
-    ) -> bool {
+    ) -> Step {
         if self.requester.waits_for_receiver {
-            return false;
+            return Step::Idle;
         }
         // A local request is executed once, whatever is repeated around it.
         while self
@@ -271,17 +281,19 @@ impl<P: Clone> QueuePair<P> {
             self.requester.next += 1;
             self.requester.sent = 0;
         }
-        let Some(posted) = self.requester.queue.get(self.requester.next) else { return false };
+        let Some(posted) = self.requester.queue.get(self.requester.next) else { return Step::Idle };
         if posted.failed.is_some() {
             // It waits until it is the oldest one: requests complete in order.
-            return self.requester.next == 0 && self.settle(host);
+            let settled = self.requester.next == 0 && self.settle(host);
+            return if settled { Step::Done } else { Step::Idle };
         }
         if !posted.begun {
             if !self.may_begin() {
-                return false;
+                return Step::Idle;
             }
             if posted.is_local() {
-                return self.run_local(host);
+                self.run_local(host);
+                return Step::Done;
             }
         }
         let requester = &self.requester;
@@ -289,10 +301,9 @@ impl<P: Clone> QueuePair<P> {
         let unacknowledged =
             requester.limit.since(requester.oldest).saturating_sub(requester.responses);
         if self.transport.is_reliable() && !repeats && unacknowledged >= WINDOW {
-            return false;
+            return Step::Idle;
         }
-        self.send_packet(now, host, buffer);
-        true
+        self.send_packet(now, host, buffer)
     }
 
     /// Whether the request at the cursor may begin.
@@ -317,9 +328,9 @@ impl<P: Clone> QueuePair<P> {
     }
 
     /// Executes the request at the cursor, which needs no packet. From `rxe_do_local_ops`.
-    fn run_local<H: Host<Path = P>>(&mut self, host: &mut H) -> bool {
+    fn run_local<H: Host<Path = P>>(&mut self, host: &mut H) {
         let requester = &mut self.requester;
-        let Some(posted) = requester.queue.get_mut(requester.next) else { return false };
+        let Some(posted) = requester.queue.get_mut(requester.next) else { return };
         match host.run_local(self.number, posted.request.id) {
             Ok(()) => {
                 posted.begun = true;
@@ -329,7 +340,6 @@ impl<P: Clone> QueuePair<P> {
             Err(status) => posted.failed = Some(status),
         }
         self.settle(host);
-        true
     }
 
     /// Sends the packet at the cursor. From `init_req_packet` and `finish_packet`.
@@ -338,22 +348,28 @@ impl<P: Clone> QueuePair<P> {
         now: Nanoseconds,
         host: &mut H,
         buffer: &mut PacketBuffer,
-    ) {
+    ) -> Step {
         self.requester.begin();
-        let Some(packet) = self.put_headers(buffer) else { return };
-        let Some(posted) = self.requester.queue.get_mut(self.requester.next) else { return };
+        let Some(packet) = self.put_headers(buffer) else { return Step::Idle };
+        let begins = core::mem::take(&mut self.requester.begins);
+        let Some(posted) = self.requester.queue.get_mut(self.requester.next) else {
+            return Step::Idle;
+        };
+        if begins {
+            host.begin(self.number, posted.request.id);
+        }
         if packet.payload > 0 {
             let room = buffer.payload(packet.payload as usize);
             let read = host.read_local(self.number, posted.request.id, packet.offset, room);
             if let Err(status) = read {
                 posted.failed = Some(status);
                 self.settle(host);
-                return;
+                return Step::Done;
             }
         }
         let datagram = posted.request.datagram.as_ref();
         let path = datagram.map_or(&self.attributes.path, |datagram| &datagram.path);
-        host.send(self.number, path, buffer.finish());
+        let more = host.send(self.number, path, buffer.finish());
         let new = self.requester.pass(packet);
         if self.transport.is_reliable() {
             let timeout = ack_timeout(self.attributes.timeout);
@@ -365,6 +381,7 @@ impl<P: Clone> QueuePair<P> {
             self.requester.oldest = self.requester.limit;
             self.settle(host);
         }
+        Step::sent(more)
     }
 
     /// Begins the packet at the cursor: all but its payload.
@@ -588,7 +605,7 @@ impl<P: Clone> QueuePair<P> {
             Syndrome::Ack => return,
             Syndrome::RnrNak(code) => return self.wait_for_receiver(now, host, code),
             Syndrome::SequenceError => {
-                self.counters.sequence_naks += 1;
+                host.count(self.number, Counter::SequenceNaks);
                 return self.repeat_once(now, host);
             }
             Syndrome::InvalidRequest => ib_wc_status::IB_WC_REM_INV_REQ_ERR,
@@ -605,16 +622,16 @@ impl<P: Clone> QueuePair<P> {
         if requester.waits_for_receiver {
             return;
         }
-        self.counters.rnr_naks += 1;
-        if self.attributes.rnr_retry != FOREVER {
-            if requester.rnr_retries >= self.attributes.rnr_retry {
-                return self.fail_oldest(host, ib_wc_status::IB_WC_RNR_RETRY_EXC_ERR);
-            }
-            requester.rnr_retries += 1;
+        host.count(self.number, Counter::RnrNaks);
+        let again = requester.rnr_retries > 0;
+        let rnr_retry = self.attributes.rnr_retry;
+        if rnr_retry != FOREVER && requester.rnr_retries >= rnr_retry {
+            return self.fail_oldest(host, ib_wc_status::IB_WC_RNR_RETRY_EXC_ERR);
         }
+        requester.rnr_retries = requester.rnr_retries.saturating_add(1);
         requester.waits_for_receiver = true;
         requester.timer = Some(now + rnr_timer(code));
-        if Mistake::RnrTimerNotRestarted.is_planted() && self.counters.rnr_naks > 1 {
+        if Mistake::RnrTimerNotRestarted.is_planted() && again {
             requester.timer = None;
         }
         requester.go_back();
@@ -622,7 +639,7 @@ impl<P: Clone> QueuePair<P> {
 
     /// A later response shows that one is missing.
     fn imply_nak<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) {
-        self.counters.implied_naks += 1;
+        host.count(self.number, Counter::ImpliedNaks);
         self.repeat_once(now, host);
     }
 
@@ -666,7 +683,7 @@ impl<P: Clone> QueuePair<P> {
             return;
         }
         if requester.oldest != requester.limit {
-            self.counters.timeouts += 1;
+            host.count(self.number, Counter::Timeouts);
             self.repeat(now, host);
         }
     }

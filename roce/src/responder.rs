@@ -7,11 +7,11 @@
 use crate::headers::{
     Aeth, AtomicAckEth, Bth, Deth, Feth, Ieth, ImmDt, Packet, PacketBuffer, Reth, Syndrome, XrcEth,
 };
-use crate::host::{Atomic, Event, Host, Received, Refusal, Right, Target};
+use crate::host::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
 use crate::mistake::Mistake;
 use crate::opcodes::{Kind, Opcode, Operation, Position, Transport};
 use crate::psn::Psn;
-use crate::queue_pair::{Attributes, MAX_MESSAGE, QueuePair, State};
+use crate::queue_pair::{Attributes, MAX_MESSAGE, QueuePair, State, Step};
 use alloc::collections::VecDeque;
 use uverbs_uapi::mr::ib_uverbs_access_flags as Access;
 use uverbs_uapi::wc::ib_wc_status;
@@ -162,10 +162,10 @@ impl<P: Clone> QueuePair<P> {
             if again {
                 let _ = self.execute(host, from, packet);
             }
-            return self.handle_duplicate(packet);
+            return self.handle_duplicate(host, packet);
         }
         if psn != responder.expected {
-            self.counters.out_of_sequence += 1;
+            host.count(self.number, Counter::OutOfSequence);
             // One NAK: further packets tell nothing new until the expected one comes.
             if !responder.nak_sent {
                 responder.nak_sent = true;
@@ -191,7 +191,7 @@ impl<P: Clone> QueuePair<P> {
                 }
             }
             Err(Failure::NotReady) => {
-                self.counters.out_of_buffer += 1;
+                host.count(self.number, Counter::OutOfBuffer);
                 let timer = self.attributes.min_rnr_timer;
                 let responder = &mut self.responder;
                 responder.reply = Some((psn, Syndrome::RnrNak(timer)));
@@ -244,12 +244,12 @@ impl<P: Clone> QueuePair<P> {
         let begins = packet.opcode.operation.position().begins();
         let responder = &mut self.responder;
         if psn.is_before(responder.expected) && !(Mistake::UcTwice.is_planted() && begins) {
-            self.counters.duplicates += 1;
+            host.count(self.number, Counter::Duplicates);
             return;
         }
         let gap = psn != responder.expected && (begins || !Mistake::UcGap.is_planted());
         if gap {
-            self.counters.out_of_sequence += 1;
+            host.count(self.number, Counter::OutOfSequence);
         }
         let responder = &mut self.responder;
         if gap || begins {
@@ -268,7 +268,7 @@ impl<P: Clone> QueuePair<P> {
         let Err(failure) = executed else { return };
         self.responder.message = None;
         match failure {
-            Failure::NotReady => self.counters.out_of_buffer += 1,
+            Failure::NotReady => host.count(self.number, Counter::OutOfBuffer),
             Failure::Refused(_) => {}
             Failure::Receive(status, _) => {
                 self.fail_receive(host, status);
@@ -541,8 +541,8 @@ impl<P: Clone> QueuePair<P> {
     }
 
     /// Answers a request again. From `duplicate_request`.
-    fn handle_duplicate(&mut self, packet: &Packet<'_>) {
-        self.counters.duplicates += 1;
+    fn handle_duplicate<H: Host<Path = P>>(&mut self, host: &mut H, packet: &Packet<'_>) {
+        host.count(self.number, Counter::Duplicates);
         let psn = packet.bth.psn();
         let mtu = self.attributes.mtu.bytes();
         let responder = &mut self.responder;
@@ -578,7 +578,7 @@ impl<P: Clone> QueuePair<P> {
         &mut self,
         host: &mut H,
         buffer: &mut PacketBuffer,
-    ) -> bool {
+    ) -> Step {
         let responder = &mut self.responder;
         let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
         let Some((at, kept)) = pending else { return self.send_reply(host, buffer) };
@@ -592,11 +592,11 @@ impl<P: Clone> QueuePair<P> {
         {
             responder.reply = None;
         }
-        if let Err(refusal) = self.send_answer(host, buffer, kept, at) {
+        self.send_answer(host, buffer, kept, at).unwrap_or_else(|refusal| {
             self.responder.resources.clear();
             self.refuse(psn, refusal, Event::Refused(refusal));
-        }
-        true
+            Step::Done
+        })
     }
 
     /// From `read_reply`, `send_atomic_ack` and `send_read_response_ack`.
@@ -606,7 +606,7 @@ impl<P: Clone> QueuePair<P> {
         buffer: &mut PacketBuffer,
         kept: Resource,
         at: u32,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Step, Refusal> {
         let position = Position::of(at == 0, at + 1 == kept.psns);
         let operation = match (kept.answer, position) {
             (Answer::Atomic(_), _) => Operation::AtomicAcknowledge,
@@ -633,19 +633,18 @@ impl<P: Clone> QueuePair<P> {
             Answer::Atomic(old) => buffer.header(&AtomicAckEth { old: old.into() }),
             Answer::Empty => {}
         }
-        host.send(self.number, &self.attributes.path, buffer.finish());
-        Ok(())
+        Ok(Step::sent(host.send(self.number, &self.attributes.path, buffer.finish())))
     }
 
-    fn send_reply<H: Host<Path = P>>(&mut self, host: &mut H, buffer: &mut PacketBuffer) -> bool {
-        let Some((psn, syndrome)) = self.responder.reply.take() else { return false };
+    fn send_reply<H: Host<Path = P>>(&mut self, host: &mut H, buffer: &mut PacketBuffer) -> Step {
+        let Some((psn, syndrome)) = self.responder.reply.take() else { return Step::Idle };
         self.begin_response(buffer, Operation::Acknowledge, psn);
         buffer.header(&Aeth::new(syndrome, self.responder.msn));
-        host.send(self.number, &self.attributes.path, buffer.finish());
+        let more = host.send(self.number, &self.attributes.path, buffer.finish());
         if let Some(event) = self.responder.failing.take() {
             self.fail(host, event);
         }
-        true
+        Step::sent(more)
     }
 
     fn begin_response(&self, buffer: &mut PacketBuffer, operation: Operation, psn: Psn) {

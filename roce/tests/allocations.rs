@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uverbs_roce::headers::{MAX_PACKET, Packet};
 use uverbs_roce::opcodes::Transport;
 use uverbs_roce::{
-    Atomic, Attributes, Endpoint, Event, Host, Mtu, Psn, Received, Refusal, Request, Right, State,
-    Target, Work,
+    Atomic, Attributes, Counter, Endpoint, Event, Host, Mtu, Psn, Received, Refusal, Request,
+    Right, State, Target, Work,
 };
 use uverbs_uapi::mr::ib_uverbs_access_flags;
 use uverbs_uapi::wc::ib_wc_status;
@@ -53,9 +53,11 @@ impl Host for Device {
     fn admit(&mut self, _: u32, _: &(), _: &Packet<'_>) -> bool {
         true
     }
-    fn send(&mut self, _: u32, _: &(), packet: &[u8]) {
+    fn begin(&mut self, _: u32, _: u64) {}
+    fn send(&mut self, _: u32, _: &(), packet: &[u8]) -> bool {
         self.packets.extend_from_slice(packet);
         self.lengths.push(packet.len());
+        true
     }
     fn read_local(&mut self, _: u32, _: u64, _: u32, _: &mut [u8]) -> Result<(), ib_wc_status> {
         Ok(())
@@ -109,6 +111,7 @@ impl Host for Device {
         self.received += u64::from(received.is_ok());
     }
     fn event(&mut self, _: u32, _: Event) {}
+    fn count(&mut self, _: u32, _: Counter) {}
 }
 
 const ROUNDS: u64 = 100;

@@ -1,7 +1,7 @@
 //! A device in plain memory. Its path is the number of a side.
 
 use crate::headers::Packet;
-use crate::{Atomic, Event, Host, Received, Refusal, Right, Target};
+use crate::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
 use std::collections::{BTreeMap, VecDeque};
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -51,6 +51,11 @@ pub(super) struct Device {
     pub(super) failed_receives: Vec<ib_wc_status>,
     pub(super) completions: VecDeque<(u64, ib_wc_status)>,
     pub(super) events: Vec<Event>,
+    pub(super) counts: BTreeMap<Counter, u32>,
+    /// Requests that began to be sent, again or for the first time.
+    pub(super) begun: Vec<u64>,
+    /// Whether it takes one packet in each turn.
+    pub(super) takes_one: bool,
     pub(super) flushes: Vec<(u64, u32, u8, u8)>,
     /// The SRQ that requests name.
     pub(super) srq: Option<u32>,
@@ -62,6 +67,10 @@ impl Device {
     pub(super) fn post_receive(&mut self) {
         self.receives.push_back(self.posted);
         self.posted += 1;
+    }
+
+    pub(super) fn counted(&self, counter: Counter) -> u32 {
+        self.counts.get(&counter).copied().unwrap_or_default()
     }
 
     fn complain(&mut self, why: impl ToString) {
@@ -89,8 +98,13 @@ impl Host for Device {
         true
     }
 
-    fn send(&mut self, _: u32, to: &u8, packet: &[u8]) {
+    fn begin(&mut self, _: u32, request: u64) {
+        self.begun.push(request);
+    }
+
+    fn send(&mut self, _: u32, to: &u8, packet: &[u8]) -> bool {
         self.sent.push((*to, packet.to_vec()));
+        !self.takes_one
     }
 
     fn read_local(
@@ -226,5 +240,9 @@ impl Host for Device {
 
     fn event(&mut self, _: u32, event: Event) {
         self.events.push(event);
+    }
+
+    fn count(&mut self, _: u32, counter: Counter) {
+        *self.counts.entry(counter).or_default() += 1;
     }
 }

@@ -3,7 +3,7 @@
 use super::device::{KEY, Message};
 use super::network::{Faults, Network, QPNS, Random, attributes};
 use crate::opcodes::Transport;
-use crate::{Atomic, Attributes, Datagram, Mtu, Psn, Request, State, Work};
+use crate::{Atomic, Attributes, Counter, Datagram, Mtu, Psn, Request, State, Work};
 use std::string::String;
 use std::sync::OnceLock;
 use std::vec::Vec;
@@ -248,10 +248,9 @@ impl Run {
                 Ok(())
             }
             ib_wc_status::IB_WC_RNR_RETRY_EXC_ERR if attributes.rnr_retry != 7 => {
-                let counters =
-                    self.network.endpoints[side].counters(QPNS[side]).unwrap_or_default();
-                if counters.rnr_naks <= attributes.rnr_retry.into() {
-                    return Err(format!("fails after {} RNR NAKs", counters.rnr_naks));
+                let naks = self.network.devices[side].counted(Counter::RnrNaks);
+                if naks <= attributes.rnr_retry.into() {
+                    return Err(format!("fails after {naks} RNR NAKs"));
                 }
                 Ok(())
             }

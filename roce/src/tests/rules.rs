@@ -6,7 +6,7 @@ use crate::headers::{Aeth, Packet, Syndrome};
 use crate::opcodes::{Operation, Transport};
 use crate::timers::{ack_timeout, rnr_timer};
 use crate::{
-    Atomic, Attributes, Counters, Datagram, Dropped, Endpoint, Event, MAX_MESSAGE, Mtu, NotPosted,
+    Atomic, Attributes, Counter, Datagram, Dropped, Endpoint, Event, MAX_MESSAGE, Mtu, NotPosted,
     Psn, Refusal, Request, State, Work,
 };
 use std::vec;
@@ -54,8 +54,8 @@ fn statuses(network: &mut Network) -> Vec<Status> {
     .collect()
 }
 
-fn counters(network: &Network, side: usize) -> Counters {
-    network.endpoints[side].counters(QPNS[side]).unwrap()
+fn counted(network: &Network, side: usize, counter: Counter) -> u32 {
+    network.devices[side].counted(counter)
 }
 
 fn state(network: &Network, side: usize) -> State {
@@ -103,7 +103,7 @@ fn a_request_without_a_response_fails_after_the_negotiated_retries_and_timeouts(
         let sendings = u64::from(retry_count) + 1;
         assert_eq!(network.now, ack_timeout(5).unwrap() * sendings);
         assert_eq!(u64::from(network.sendings[0][&100].0), sendings);
-        assert_eq!(counters(&network, 0).timeouts, u32::from(retry_count) + 1);
+        assert_eq!(counted(&network, 0, Counter::Timeouts), u32::from(retry_count) + 1);
         assert_eq!(state(&network, 0), State::Error);
         assert_eq!(network.devices[0].events, [Event::SendFailed]);
     }
@@ -134,7 +134,7 @@ fn a_receiver_that_is_not_ready_is_asked_again_as_often_as_negotiated() {
         let naks = usize::from(rnr_retry) + 1;
         assert_eq!(syndromes(&network, 1), vec![Syndrome::RnrNak(12); naks]);
         assert!(network.now > rnr_timer(12) * u64::from(rnr_retry));
-        assert_eq!(counters(&network, 1).out_of_buffer, naks as u32);
+        assert_eq!(counted(&network, 1, Counter::OutOfBuffer), naks as u32);
     }
 }
 
@@ -146,8 +146,8 @@ fn seven_rnr_retries_are_for_ever_and_seven_others_are_not() {
     network.run(0).unwrap();
     network.finish();
     assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
-    assert!(counters(&network, 0).rnr_naks > 100);
-    assert_eq!(counters(&network, 0).timeouts, 0);
+    assert!(counted(&network, 0, Counter::RnrNaks) > 100);
+    assert_eq!(counted(&network, 0, Counter::Timeouts), 0);
 }
 
 #[test]
@@ -232,7 +232,46 @@ fn a_missing_packet_is_named_by_one_nak_and_what_follows_is_sent_again() {
     give(&mut network, 0, &naks[0]);
     give(&mut network, 0, &naks[0]);
     assert_eq!(packets(&mut network, 0), sent[1..]);
-    assert_eq!(counters(&network, 0).sequence_naks, 2);
+    assert_eq!(counted(&network, 0, Counter::SequenceNaks), 2);
+}
+
+/// A device gives the packets of each sending a fate of their own.
+#[test]
+fn a_device_is_told_when_a_request_begins_to_be_sent_and_sent_again() {
+    let mut network = rc();
+    post(&mut network, 0, SEND, 600);
+    post(&mut network, 1, WRITE, 8);
+    assert_eq!(packets(&mut network, 0).len(), 4);
+    assert_eq!(network.devices[0].begun, [0, 1]);
+    network.now = network.endpoints[0].deadline().unwrap();
+    assert_eq!(packets(&mut network, 0).len(), 4);
+    assert_eq!(network.devices[0].begun, [0, 1, 0, 1]);
+}
+
+#[test]
+fn a_turn_ends_when_the_device_takes_no_more() {
+    let mut network = rc();
+    post(&mut network, 0, SEND, 600);
+    network.devices[0].takes_one = true;
+    for left in (0..3).rev() {
+        let (endpoint, device) = (&mut network.endpoints[0], &mut network.devices[0]);
+        assert_eq!((endpoint.ready(), endpoint.run_ready(0, device, 0)), (1, 1), "{left} left");
+    }
+    assert_eq!(packets(&mut network, 0).len(), 3);
+    assert_eq!(network.endpoints[0].ready(), 0);
+}
+
+#[test]
+fn the_first_psn_may_change_until_the_queue_pair_sends() {
+    let mut network = rc();
+    let mut set = |psn, state| {
+        let (endpoint, device) = (&mut network.endpoints[0], &mut network.devices[0]);
+        endpoint.modify(QPNS[0], |attributes| attributes.send_psn = Psn::new(psn));
+        let before = endpoint.psns(QPNS[0]).unwrap().0.get();
+        endpoint.move_to(device, QPNS[0], state);
+        before
+    };
+    assert_eq!((set(7, State::Rtr), set(8, State::Rts), set(9, State::Rts)), (100, 8, 8));
 }
 
 #[test]
@@ -301,7 +340,7 @@ fn a_response_that_is_missing_is_asked_for_again_and_no_other() {
     assert_eq!(rest.len(), 3);
     rest.iter().for_each(|packet| give(&mut network, 0, packet));
     assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
-    assert_eq!(counters(&network, 0).implied_naks, 1);
+    assert_eq!(counted(&network, 0, Counter::ImpliedNaks), 1);
 }
 
 #[test]
@@ -334,7 +373,7 @@ fn a_duplicate_that_is_not_the_request_that_was_kept_is_dropped() {
     read[19] += 1;
     give(&mut network, 1, &read);
     assert!(packets(&mut network, 1).is_empty());
-    assert_eq!(counters(&network, 1).duplicates, 1);
+    assert_eq!(counted(&network, 1, Counter::Duplicates), 1);
 }
 
 #[test]
