@@ -9,6 +9,8 @@ use std::cell::Cell;
 const MAX_STEPS: u64 = 1 << 22;
 /// Bytes that take as long to move as one step.
 const STEP_BYTES: u64 = 64;
+/// The cost in steps that ends the turn of a queue pair.
+const TURN: u64 = 1 << 17;
 
 /// The cost of a WQE so far.
 #[derive(Debug, Default)]
@@ -29,6 +31,11 @@ impl Cost {
     /// Adds bytes that were moved.
     pub(crate) fn add_bytes(&self, count: u64) {
         self.bytes.set(self.bytes.get().saturating_add(count));
+    }
+
+    /// Whether the cost since the last [`Cost::take`] is that of a whole turn.
+    pub(crate) fn ends_turn(&self) -> bool {
+        self.steps.get().saturating_add(self.bytes.get() / STEP_BYTES) >= TURN
     }
 
     /// The cost in steps since the last call.

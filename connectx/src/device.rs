@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use uverbs_roce::Endpoint;
+
 use crate::audit::Audit;
 use crate::bar_memory::BarMemory;
 use crate::doorbell::Doorbells;
@@ -14,10 +16,11 @@ use crate::guest::GuestMemory;
 use crate::hca_caps::HcaCaps;
 use crate::init_segment::InitSegment;
 use crate::interrupt::Interrupts;
+use crate::link::Link;
 use crate::object::Objects;
-use crate::object::qp::RetryTimer;
 use crate::options::Options;
 use crate::pages::FirmwarePages;
+use crate::path::Path;
 use crate::port::{Port, TrafficByCast};
 use crate::ready::ReadyQueues;
 use crate::recording::Recorder;
@@ -41,10 +44,16 @@ pub struct Device {
     pub(crate) bar: BarMemory,
     pub(crate) rdma_sent: TrafficByCast,
     pub(crate) rdma_received: TrafficByCast,
-    /// Queues with work.
+    /// Queues with WQEs to fetch or to flush.
     pub(crate) ready_queues: ReadyQueues,
-    /// When queue pairs retry: time and QPN.
-    pub(crate) retry_timers: BTreeSet<(u64, u32)>,
+    /// The transport of the queue pairs that have been connected; `None` while it calls the device.
+    pub(crate) endpoint: Option<Box<Endpoint<Path>>>,
+    /// The packets that have left.
+    pub(crate) link: Link,
+    /// Whether the turn of a queue pair ends with a message.
+    pub(crate) turn_ends_with_message: bool,
+    /// When queue pairs in error state look for late receives: time and QPN.
+    pub(crate) late_receive_timers: BTreeSet<(u64, u32)>,
     /// When delayed events of CQs are due: time and CQN.
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
@@ -90,7 +99,10 @@ impl Device {
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
             ready_queues: ReadyQueues::default(),
-            retry_timers: BTreeSet::new(),
+            endpoint: Some(Box::default()),
+            link: Link::default(),
+            turn_ends_with_message: false,
+            late_receive_timers: BTreeSet::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
             left: vec![],
@@ -117,7 +129,6 @@ impl Device {
         fresh.left = std::mem::take(&mut self.left);
         fresh.bus_master = self.bus_master;
         fresh.faults = std::mem::take(&mut self.faults);
-        fresh.faults.reset();
         fresh.recorder = std::mem::take(&mut self.recorder);
         fresh.recorder.reset(self.now);
         fresh.audit = self.audit.as_ref().map(|audit| Box::new(audit.after_reset()));
@@ -143,9 +154,9 @@ impl Device {
         self.doorbells.clear();
         self.events.clear();
         self.ready_queues.clear();
-        self.retry_timers.clear();
+        self.endpoint = Some(Box::default());
+        self.late_receive_timers.clear();
         self.cq_timers.clear();
-        self.faults.reset();
         // Another function may have these addresses by now.
         self.port.clear_gids();
     }
@@ -166,35 +177,16 @@ impl Device {
         self.ready_queues.push(number);
     }
 
-    /// Schedules a queue after this many nanoseconds.
-    pub(crate) fn schedule_after(&mut self, number: u32, nanoseconds: u64) {
-        self.retry_timers.insert((self.now.saturating_add(nanoseconds), number));
-    }
-
-    /// Stops a queue pair for this many nanoseconds, after which it retries.
-    pub(crate) fn start_retry_timer(&mut self, qpn: u32, nanoseconds: u64) {
-        let due = self.now.saturating_add(nanoseconds);
-        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        qp.retry_timer = Some(RetryTimer::At(due));
-        self.retry_timers.insert((due, qpn));
-    }
-
-    /// Cancels the retry timer of a queue pair.
-    pub(crate) fn cancel_retry_timer(&mut self, qpn: u32) {
-        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        if let Some(RetryTimer::At(due)) = qp.retry_timer.take() {
-            self.retry_timers.remove(&(due, qpn));
-        }
-    }
-
     /// When the next timer is due.
     pub(crate) fn deadline(&self) -> Option<u64> {
         if !self.bus_master {
             return None;
         }
-        let queue = self.retry_timers.first().map(|(due, _)| *due);
+        let queue = self.late_receive_timers.first().map(|(due, _)| *due);
         let event = self.cq_timers.first().map(|(due, _)| *due);
-        queue.into_iter().chain(event).chain(self.faults.next_link_change()).min()
+        let transport = self.endpoint.as_ref().and_then(|endpoint| endpoint.deadline());
+        let others = [event, transport, self.link.deadline(), self.faults.next_link_change()];
+        queue.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// Guest memory, to map.

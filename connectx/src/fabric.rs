@@ -1,24 +1,27 @@
 //! The switch that connects functions.
 //!
-//! Pairs with the requester and responder of `data`. No message is in flight between calls: the
-//! destination executes a message while its sender waits.
+//! Pairs with the transport of `data`. Functions send packets to their links, and the switch takes them to their
+//! destinations: in [`Fabric::run`] at once, in [`Fabric::run_ready`] when the caller chooses them.
 
+use uverbs_roce::headers::Packet;
+use uverbs_roce::opcodes::Kind;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-use crate::data::message::{Answer, Message, Request, Response};
 use crate::data::raw::NextFrames;
-use crate::data::requester::{Destination, NextWqe};
 use crate::device::Device;
-use crate::fault::MessageFate;
 use crate::function::Function;
+use crate::link::Flight;
 use crate::options::{Options, PortType};
+use crate::path::Destination;
 
 /// WQEs that one queue may execute before the next queue has its turn.
 const WQES_PER_TURN: usize = 32;
+/// Packets of one queue pair that arrive before the next ones have their turn.
+const PACKETS_PER_TURN: usize = 32;
 /// The most that one poll may cost, in steps of about ten nanoseconds. After that the caller serves its
 /// clients before it polls again.
 const COST_PER_POLL: u64 = 1 << 20;
-/// The cost of each WQE, in steps.
+/// The cost of each WQE and of each packet, in steps.
 const WQE_COST: u64 = 64;
 
 /// Functions behind one switch.
@@ -30,8 +33,17 @@ pub struct Fabric {
     first: usize,
     /// The cost that the current poll has left, in steps.
     budget: u64,
-    /// Memory for the WQE, the data and the response of a request; empty while a request is executed.
-    work: (Request, Answer),
+}
+
+/// Something that can be done now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ready {
+    /// A queue has WQEs to fetch or to flush.
+    Queue(usize),
+    /// A queue pair may send.
+    Sender(usize),
+    /// A packet may arrive.
+    Packet(usize),
 }
 
 /// The result of a run.
@@ -46,10 +58,13 @@ pub struct Progress {
     pub deadline: Option<u64>,
 }
 
-/// The number of queues of a function that have work and may be served.
-fn ready(function: &Function) -> usize {
-    let device = function.device();
-    if device.bus_master { device.ready_queues.len() } else { 0 }
+/// How much a function can do now: queues to serve, queue pairs that may send, packets that may arrive.
+fn ready(device: &Device) -> [usize; 3] {
+    let (queues, senders) = match device.bus_master {
+        true => (device.ready_queues.len(), device.senders()),
+        false => (0, 0),
+    };
+    [queues, senders, device.link.len()]
 }
 
 impl Fabric {
@@ -95,48 +110,69 @@ impl Fabric {
     /// Sets the time in nanoseconds since the start, and does work that is due, until it has done all
     /// or as much as one call may.
     pub fn run(&mut self, now: u64) -> Progress {
-        self.set_time(now);
-        let worked = self.run_timers() | self.run_queues();
+        let mut worked = self.start_turn(now);
+        self.budget = COST_PER_POLL;
+        self.end_turns_with_messages(false);
+        while self.budget > 0 && (self.run_queues() | self.run_senders() | self.run_links()) {
+            worked = true;
+        }
         let more = self.budget == 0 || self.ready() > 0;
         Progress { worked, more, deadline: self.deadline() }
     }
 
     /// Sets the time, and makes the queues whose timers are due ready. Returns whether a timer was due.
-    /// With [`Fabric::ready`] and [`Fabric::run_ready`], a caller decides the order of queues.
+    /// With [`Fabric::ready`] and [`Fabric::run_ready`], a caller decides the order in which things are done.
     pub fn start_turn(&mut self, now: u64) -> bool {
         self.set_time(now);
         self.run_timers()
     }
 
-    /// The number of queues with work.
+    /// The number of things that can be done now: queues that have WQEs, queue pairs that may send, packets that may
+    /// arrive.
     pub fn ready(&self) -> usize {
-        self.functions.iter().map(ready).sum()
+        self.functions.iter().flat_map(|function| ready(function.device())).sum()
     }
 
-    /// The function of the ready queue with `before` others in front: those of lower functions come first.
+    /// The function of the thing with `before` others in front: those of lower functions come first.
     pub fn function_of_ready(&self, before: usize) -> Option<usize> {
         self.find_ready(before).map(|(number, _)| number)
     }
 
-    /// As [`Fabric::function_of_ready`], with the number of ready queues of that function in front.
-    fn find_ready(&self, mut before: usize) -> Option<(usize, usize)> {
+    /// As [`Fabric::function_of_ready`], with the thing.
+    fn find_ready(&self, mut before: usize) -> Option<(usize, Ready)> {
         for (number, function) in self.functions.iter().enumerate() {
-            match before.checked_sub(ready(function)) {
-                Some(left) => before = left,
-                None => return Some((number, before)),
+            let kinds = [Ready::Queue, Ready::Sender, Ready::Packet];
+            for (kind, count) in kinds.into_iter().zip(ready(function.device())) {
+                match before.checked_sub(count) {
+                    Some(left) => before = left,
+                    None => return Some((number, kind(before))),
+                }
             }
         }
         None
     }
 
-    /// Runs the ready queue with `before` others in front for at most `wqes` WQEs; it stays ready, behind the
-    /// others, if it has more. Returns whether it did anything.
-    pub fn run_ready(&mut self, before: usize, wqes: usize) -> bool {
-        let Some((number, before)) = self.find_ready(before) else { return false };
-        let device = self.functions[number].device_mut();
-        let Some(queue) = device.ready_queues.take(before) else { return false };
+    /// Does the thing with `before` others in front: fetches one WQE, sends packets of a queue pair up to the end of a
+    /// message, or lets as many arrive. Returns whether it did anything.
+    pub fn run_ready(&mut self, before: usize) -> bool {
+        let Some((number, ready)) = self.find_ready(before) else { return false };
         self.budget = COST_PER_POLL;
-        self.serve(number, queue, wqes)
+        self.end_turns_with_messages(true);
+        match ready {
+            Ready::Queue(before) => {
+                let device = self.functions[number].device_mut();
+                device.ready_queues.take(before).is_some_and(|queue| self.serve(number, queue, 1))
+            }
+            Ready::Sender(before) => self.functions[number].device_mut().send_packets(before),
+            Ready::Packet(before) => self.deliver_message(number, before),
+        }
+    }
+
+    /// Whether the turn of a queue pair ends with a message.
+    fn end_turns_with_messages(&mut self, end: bool) {
+        for function in &mut self.functions {
+            function.device_mut().turn_ends_with_message = end;
+        }
     }
 
     /// Runs the timers that are due; returns whether one was.
@@ -148,7 +184,6 @@ impl Fabric {
     /// Serves each queue that is ready once, while the budget lasts. Returns whether one did anything.
     fn run_queues(&mut self) -> bool {
         let mut worked = false;
-        self.budget = COST_PER_POLL;
         let (first, count) = (self.first, self.functions.len());
         for number in (0..count).map(|step| (first + step) % count) {
             if !self.functions[number].device().bus_master {
@@ -167,7 +202,53 @@ impl Fabric {
         worked
     }
 
-    /// Charges a WQE to the poll; returns false if the poll ends with it.
+    /// Gives each queue pair that may send a turn, while the budget lasts. Returns whether one did anything.
+    fn run_senders(&mut self) -> bool {
+        let mut worked = false;
+        for number in 0..self.functions.len() {
+            if !self.functions[number].device().bus_master {
+                continue;
+            }
+            for _ in 0..self.functions[number].device().senders() {
+                worked |= self.functions[number].device_mut().send_packets(0);
+                if !self.charge() {
+                    return worked;
+                }
+            }
+        }
+        worked
+    }
+
+    /// Delivers the packets on all links, while the budget lasts. Returns whether there were any.
+    fn run_links(&mut self) -> bool {
+        let mut worked = false;
+        for number in 0..self.functions.len() {
+            while self.budget > 0 {
+                let Some(flight) = self.functions[number].device_mut().link.take() else { break };
+                self.deliver(number, flight);
+                self.charge();
+                worked = true;
+            }
+        }
+        worked
+    }
+
+    /// Delivers packets of the queue pair that sent the packet with `before` others in front, up to the end of a
+    /// message. Returns whether there were any.
+    fn deliver_message(&mut self, number: usize, before: usize) -> bool {
+        let link = &mut self.functions[number].device_mut().link;
+        let Some(queue) = link.queue(before) else { return false };
+        for _ in 0..PACKETS_PER_TURN {
+            let link = &mut self.functions[number].device_mut().link;
+            let Some(flight) = link.take_of(queue) else { break };
+            if self.deliver(number, flight) {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Charges work to the poll; returns false if the poll ends with it.
     fn charge(&mut self) -> bool {
         let cost: u64 = self.functions.iter().map(|function| function.device().take_cost()).sum();
         self.budget = self.budget.saturating_sub(cost.saturating_add(WQE_COST));
@@ -184,52 +265,13 @@ impl Fabric {
         if self.functions[number].device().is_raw(queue) {
             return self.serve_raw_sq(number, queue, wqes);
         }
-        let (mut request, mut answer) = std::mem::take(&mut self.work);
-        let worked = self.serve_queue_pair(number, queue, wqes, &mut request, &mut answer);
-        self.work = (request, answer);
-        worked
-    }
-
-    fn serve_queue_pair(
-        &mut self,
-        number: usize,
-        queue: u32,
-        wqes: usize,
-        request: &mut Request,
-        answer: &mut Answer,
-    ) -> bool {
         let mut worked = false;
         for _ in 0..wqes {
             if !self.charge() {
-                self.functions[number].device_mut().schedule(queue);
-                return worked;
+                break;
             }
-            match self.functions[number].device_mut().run_next_wqe(queue, request) {
-                NextWqe::Idle => return worked,
-                NextWqe::Done => {}
-                NextWqe::Send((wqe, message, destination)) => {
-                    let sender = self.functions[number].device_mut();
-                    let (fate, ready) = sender.faults.message_fate(sender.now, queue);
-                    ready.into_iter().for_each(|queue| sender.schedule(queue));
-                    sender.record_fate(queue, fate);
-                    if let MessageFate::Delayed(wait) = fate {
-                        sender.schedule_after(queue, wait);
-                        return true;
-                    }
-                    let response = match fate {
-                        MessageFate::Lost => Response::Lost,
-                        _ => self.deliver(number, &message, destination, answer),
-                    };
-                    let sender = self.functions[number].device_mut();
-                    sender.record_refusal(queue, &response);
-                    // An unreliable queue pair gets no response, so it does not wait.
-                    let waits = matches!(response, Response::Lost | Response::RnrNak(_))
-                        && sender.is_reliable(queue);
-                    sender.handle_response(queue, &wqe, &message, response, &answer.data);
-                    if waits {
-                        return true;
-                    }
-                }
+            if !self.functions[number].device_mut().serve_queue_pair(queue) {
+                return worked;
             }
             worked = true;
         }
@@ -270,52 +312,63 @@ impl Fabric {
         }
     }
 
-    /// Delivers a message to its destination.
-    fn deliver(
-        &mut self,
-        from: usize,
-        message: &Message<'_>,
-        destination: Destination,
-        answer: &mut Answer,
-    ) -> Response {
-        if let Destination::Group(group) = destination {
-            let sender = self.functions[from].device();
-            let no_loopback = sender
-                .objects
-                .qps
-                .get(message.source_qpn)
-                .is_ok_and(|qp| qp.context.is_set(qpc::block_lb_mc));
-            for number in 0..self.functions.len() {
-                if !self.can_reach(from, number) {
-                    continue;
-                }
-                let device = self.functions[number].device_mut();
-                for qpn in device.objects.multicast_groups.members(&group) {
-                    // A sender that is a member of the group receives its own message, unless
-                    // `block_lb_mc` is set.
-                    if no_loopback && number == from && qpn == message.source_qpn {
-                        continue;
+    /// Delivers a packet to its destination. Returns whether it ends a message.
+    fn deliver(&mut self, from: usize, flight: Flight) -> bool {
+        let mut ends = true;
+        if let Ok(packet) = Packet::parse(&flight.packet) {
+            let operation = packet.opcode.operation;
+            ends = operation.kind() != Kind::Response && operation.position().ends();
+            match flight.path.destination {
+                Destination::Group(group) => self.deliver_to_group(from, &group, &flight, &packet),
+                destination => {
+                    if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {
+                        let device = self.functions[to].device_mut();
+                        device.receive_packet(packet.bth.destination(), &flight.path, &packet);
                     }
-                    device.respond(&Message { qpn, ..message.clone() }, answer);
                 }
             }
-            return Response::Ack;
         }
+        self.functions[from].device_mut().link.recycle(flight);
+        ends
+    }
+
+    fn deliver_to_group(
+        &mut self,
+        from: usize,
+        group: &[u8; 16],
+        flight: &Flight,
+        packet: &Packet<'_>,
+    ) {
+        let sender = self.functions[from].device().objects.qps.find(flight.queue);
+        let no_loopback = sender.is_some_and(|qp| qp.context.is_set(qpc::block_lb_mc));
+        for number in 0..self.functions.len() {
+            if !self.can_reach(from, number) {
+                continue;
+            }
+            let device = self.functions[number].device_mut();
+            for qpn in device.objects.multicast_groups.members(group) {
+                // A sender that is a member of the group receives its own message, unless
+                // `block_lb_mc` is set.
+                if !(no_loopback && number == from && qpn == flight.queue) {
+                    device.receive_packet(qpn, &flight.path, packet);
+                }
+            }
+        }
+    }
+
+    /// The function at whose port a packet arrives.
+    fn find_port(&self, from: usize, destination: Destination, vlan: Option<u16>) -> Option<usize> {
         let is_destination = |number: &usize| {
             let port = &self.functions[*number].device().port;
             self.can_reach(from, *number)
                 && match destination {
                     Destination::Lid(lid) => port.lid() == lid,
-                    Destination::Gid(gid) => port.has_roce_address(gid, message.vlan()),
+                    Destination::Gid(gid) => port.has_roce_address(gid, vlan),
                     Destination::Group(_) => false,
                 }
         };
         // A function finds its own address first, even if another function has the same.
-        let to = std::iter::once(from).chain(0..self.functions.len()).find(is_destination);
-        match to {
-            Some(to) => self.functions[to].device_mut().respond(message, answer),
-            None => Response::Lost,
-        }
+        std::iter::once(from).chain(0..self.functions.len()).find(is_destination)
     }
 
     /// Whether a message from one port can reach another: both links are up and of one type, or it

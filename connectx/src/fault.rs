@@ -45,23 +45,15 @@ pub enum Delay {
 /// The most nanoseconds that a message waits for other messages.
 pub const MAX_DELAY: u64 = 1_000_000_000;
 
-/// A delayed message.
-struct DelayedMessage {
-    /// When it goes on in any case.
-    due: u64,
-    /// The number of other messages that it still waits for.
-    passes: Option<u32>,
-}
-
-/// The fate of a message.
+/// The fate of a message: of the packets of a request each time that it is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageFate {
-    /// It is delivered.
+    /// They are delivered.
     Delivered,
-    /// It is lost.
+    /// They are lost.
     Lost,
-    /// The sender retries after this many nanoseconds, or when its queue is scheduled.
-    Delayed(u64),
+    /// They are late, and the later requests of the queue pair wait behind them.
+    Delayed(Delay),
 }
 
 /// The faults that have not happened yet.
@@ -74,8 +66,6 @@ pub struct InjectedFaults {
     to_delay: Option<(u32, Delay)>,
     /// The fate of the next message that no other fault affects.
     next: Option<MessageFate>,
-    /// Delayed messages by their queue.
-    delayed: BTreeMap<u32, DelayedMessage>,
     /// Future changes of the link: when, and whether it is up then.
     link: VecDeque<(u64, bool)>,
 }
@@ -102,8 +92,8 @@ impl InjectedFaults {
         self.to_refuse = count;
     }
 
-    /// Decides the fate of the next message that no other fault affects, unless it is decided already. A delayed
-    /// message keeps its fate; a retry after a loss is another message.
+    /// Decides the fate of the next message that no other fault affects, unless it is decided already. A retry after a
+    /// loss is another message.
     pub fn decide_next(&mut self, decide: impl FnOnce() -> MessageFate) {
         self.next.get_or_insert_with(decide);
     }
@@ -159,32 +149,16 @@ impl InjectedFaults {
         refuses
     }
 
-    /// The fate of the next message of a queue, and the queues whose delayed messages may go on.
-    pub(crate) fn message_fate(&mut self, now: u64, queue: u32) -> (MessageFate, Vec<u32>) {
-        if let Some(delayed) = self.delayed.get(&queue) {
-            if now < delayed.due && delayed.passes != Some(0) {
-                return (MessageFate::Delayed(delayed.due - now), vec![]);
-            }
-            self.delayed.remove(&queue);
-            return (MessageFate::Delivered, self.passed());
-        }
+    /// The fate of the next message.
+    pub(crate) fn message_fate(&mut self) -> MessageFate {
         if self.to_lose > 0 {
             self.to_lose -= 1;
-            return (MessageFate::Lost, vec![]);
+            return MessageFate::Lost;
         }
-        let (wait, passes) = match self.scripted_delay() {
-            Some(Delay::Time(wait)) => (wait, None),
-            Some(Delay::Messages(passes)) => (MAX_DELAY, Some(passes)),
-            None => match self.next.take() {
-                Some(MessageFate::Lost) => return (MessageFate::Lost, vec![]),
-                Some(MessageFate::Delayed(wait)) => (wait, None),
-                Some(MessageFate::Delivered) | None => {
-                    return (MessageFate::Delivered, self.passed());
-                }
-            },
-        };
-        self.delayed.insert(queue, DelayedMessage { due: now.saturating_add(wait), passes });
-        (MessageFate::Delayed(wait), vec![])
+        match self.scripted_delay() {
+            Some(delay) => MessageFate::Delayed(delay),
+            None => self.next.take().unwrap_or(MessageFate::Delivered),
+        }
     }
 
     /// The delay of the next message, if a test asked for one.
@@ -196,20 +170,6 @@ impl InjectedFaults {
             self.to_delay = None;
         }
         Some(by)
-    }
-
-    /// Counts a message that is delivered; returns the queues whose delayed messages waited for it.
-    fn passed(&mut self) -> Vec<u32> {
-        let mut ready = Vec::new();
-        for (queue, delayed) in &mut self.delayed {
-            if let Some(passes) = delayed.passes.as_mut().filter(|passes| **passes > 0) {
-                *passes -= 1;
-                if *passes == 0 {
-                    ready.push(*queue);
-                }
-            }
-        }
-        ready
     }
 
     /// The next change of the link that is due.
@@ -225,16 +185,6 @@ impl InjectedFaults {
     /// When the link changes next.
     pub(crate) fn next_link_change(&self) -> Option<u64> {
         self.link.front().map(|(due, _)| *due)
-    }
-
-    /// Forgets the delayed message of a queue that is reset or destroyed.
-    pub(crate) fn forget_delayed(&mut self, queue: u32) {
-        self.delayed.remove(&queue);
-    }
-
-    /// Forgets delayed messages, because their queues are gone.
-    pub(crate) fn reset(&mut self) {
-        self.delayed.clear();
     }
 }
 
@@ -282,40 +232,23 @@ mod tests {
     fn messages_are_lost_then_delayed() {
         let mut faults = InjectedFaults::default();
         faults.lose_messages(1);
-        faults.delay_messages(1, Delay::Time(100));
-        assert_eq!(faults.message_fate(0, 1).0, MessageFate::Lost);
-        assert_eq!(faults.message_fate(10, 1).0, MessageFate::Delayed(100));
-        assert_eq!(faults.message_fate(20, 2).0, MessageFate::Delivered);
-        assert_eq!(faults.message_fate(50, 1).0, MessageFate::Delayed(60));
-        assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
-        assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
+        faults.delay_messages(2, Delay::Time(100));
+        let seen: Vec<_> = (0..4).map(|_| faults.message_fate()).collect();
+        let late = MessageFate::Delayed(Delay::Time(100));
+        assert_eq!(seen, [MessageFate::Lost, late, late, MessageFate::Delivered]);
     }
 
     #[test]
     fn each_message_without_an_injected_fault_is_decided_once() {
         let mut faults = InjectedFaults::default();
+        let late = MessageFate::Delayed(Delay::Time(5));
         faults.lose_messages(1);
-        faults.decide_next(|| MessageFate::Delayed(5));
+        faults.decide_next(|| late);
         faults.decide_next(|| unreachable!("it is decided"));
-        assert_eq!(faults.message_fate(0, 1).0, MessageFate::Lost);
-        assert_eq!(faults.message_fate(0, 1).0, MessageFate::Delayed(5));
+        assert_eq!((faults.message_fate(), faults.message_fate()), (MessageFate::Lost, late));
+        assert_eq!(faults.message_fate(), MessageFate::Delivered);
         faults.decide_next(|| MessageFate::Lost);
-        assert_eq!(faults.message_fate(5, 1).0, MessageFate::Delivered);
-        assert_eq!(faults.message_fate(6, 1).0, MessageFate::Lost);
-        assert_eq!(faults.message_fate(7, 1).0, MessageFate::Delivered);
-    }
-
-    #[test]
-    fn a_delayed_message_waits_for_others_at_most_max_delay() {
-        let mut faults = InjectedFaults::default();
-        faults.delay_messages(1, Delay::Messages(2));
-        assert_eq!(faults.message_fate(0, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
-        assert_eq!(faults.message_fate(1, 2), (MessageFate::Delivered, vec![]));
-        assert_eq!(faults.message_fate(2, 3), (MessageFate::Delivered, vec![1]));
-        assert_eq!(faults.message_fate(2, 1), (MessageFate::Delivered, vec![]));
-        faults.delay_messages(1, Delay::Messages(2));
-        assert_eq!(faults.message_fate(3, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
-        assert_eq!(faults.message_fate(3 + MAX_DELAY, 1), (MessageFate::Delivered, vec![]));
+        assert_eq!(faults.message_fate(), MessageFate::Lost);
     }
 
     #[test]

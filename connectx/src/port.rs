@@ -2,8 +2,12 @@
 //!
 //! Pairs with the vport commands and with the registers behind ACCESS_REG.
 
+use uverbs_roce::headers::Packet;
+use uverbs_roce::opcodes::Kind;
 use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, roce_addr_layout};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use crate::path::Path;
 
 /// Entries of the RoCE address table, and of the GID table of an InfiniBand port.
 pub const GIDS: usize = 16;
@@ -56,10 +60,13 @@ impl TrafficByCast {
         cast.add(1, frame.len());
     }
 
-    /// Counts a message between queue pairs.
-    pub(crate) fn add_message(&mut self, multicast: bool, packets: u32, payload: usize) {
-        let cast = if multicast { &mut self.multicast } else { &mut self.unicast };
-        cast.add(packets.into(), payload);
+    /// Counts a packet between queue pairs, unless it is a response without data.
+    pub(crate) fn add_packet(&mut self, path: &Path, packet: &Packet<'_>) {
+        if packet.opcode.operation.kind() == Kind::Response && packet.payload.is_empty() {
+            return;
+        }
+        let cast = if path.is_multicast() { &mut self.multicast } else { &mut self.unicast };
+        cast.add(1, packet.payload.len());
     }
 
     /// The sum.
@@ -80,6 +87,8 @@ pub struct Port {
     /// Lists of unicast addresses, multicast addresses and VLANs, as the driver wrote them.
     pub(crate) address_lists: [Vec<u8>; 3],
     pub(crate) gids: Vec<Bits<roce_addr_layout, Vec<u8>>>,
+    /// The addresses in that table with their VLANs, in which each packet is looked up.
+    addresses: Vec<([u8; 16], Option<u16>)>,
     pub(crate) link_up: bool,
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
@@ -104,6 +113,7 @@ impl Port {
             context,
             address_lists: [vec![], vec![], vec![]],
             gids: (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect(),
+            addresses: vec![],
             link_up: true,
             admin_up: true,
             mtu: MAX_MTU,
@@ -145,12 +155,22 @@ impl Port {
 
     /// Whether a RoCE address of the port is this one, in this VLAN.
     pub(crate) fn has_roce_address(&self, gid: [u8; 16], vlan: Option<u16>) -> bool {
-        (0..GIDS).any(|index| self.roce_gid(index) == Some(gid) && self.roce_vlan(index) == vlan)
+        self.addresses.contains(&(gid, vlan))
+    }
+
+    /// Sets an entry of the table of RoCE addresses; returns false if it has no such entry.
+    pub(crate) fn set_gid(&mut self, index: usize, entry: Vec<u8>) -> bool {
+        let Some(place) = self.gids.get_mut(index) else { return false };
+        *place = Bits::new(entry);
+        let addresses = (0..GIDS).filter_map(|at| Some((self.roce_gid(at)?, self.roce_vlan(at))));
+        self.addresses = addresses.collect();
+        true
     }
 
     /// Clears the RoCE addresses.
     pub(crate) fn clear_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
+        self.addresses.clear();
     }
 
     /// Counts a datagram with a wrong Q_Key.

@@ -72,6 +72,10 @@ fn a_receive_fails_with_the_given_syndromes() {
 #[test]
 fn a_delayed_message_arrives_after_its_delay() {
     let mut fixture = Fixture::new();
+    // 67 ms, so that it is not sent again meanwhile.
+    fixture.0.driver.ack_timeout = 14;
+    let (a, peer) = (&mut fixture.0.a, fixture.0.b.number);
+    fixture.0.driver.reconnect(a, peer).unwrap();
     fixture.faults().delay_messages(1, Delay::Time(5_000_000));
     let before = fixture.0.driver.now();
     fixture.send();

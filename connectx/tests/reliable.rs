@@ -210,15 +210,31 @@ fn an_ack_timeout_of_zero_never_expires() {
     p.driver.fabric.function(0).device_mut().faults_mut().lose_messages(1);
     p.receive(100);
     p.send(13);
-    p.send(13);
     assert_eq!(p.driver.fabric.deadline(), None);
     assert_eq!(p.driver.cqe(p.sent, 0).0, NONE);
     // Only its owner can end it.
     p.driver.modify(opcode::TO_ERR_QP, &p.a, 0, &[]).unwrap();
     p.driver.run();
-    for index in 0..2 {
-        let (code, cqe) = p.driver.cqe(p.sent, index);
-        assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
+    let (code, cqe) = p.driver.cqe(p.sent, 0);
+    assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
+}
+
+/// The packet behind a lost one tells the responder that one is missing, and its NAK the requester.
+#[test]
+fn the_next_message_repairs_a_loss_without_a_timeout() {
+    let mut p = Pair::new();
+    p.driver.ack_timeout = 0;
+    let peer = p.b.number;
+    p.driver.reconnect(&mut p.a, peer).unwrap();
+    p.driver.fabric.function(0).device_mut().faults_mut().lose_messages(1);
+    (0..2).for_each(|_| p.receive(100));
+    p.send(13);
+    assert_eq!(p.driver.cqe(p.received, 0).0, NONE);
+    p.send(14);
+    for (index, len) in [(0, 13u32), (1, 14)] {
+        assert_eq!(p.driver.cqe(p.sent, index).0, REQUEST);
+        let (code, cqe) = p.driver.cqe(p.received, index);
+        assert_eq!((code, &cqe[44..48]), (RECEIVED, &len.to_be_bytes()[..]));
     }
 }
 

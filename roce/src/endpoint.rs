@@ -346,11 +346,11 @@ impl<P: Clone> Endpoint<P> {
             + self.slots.capacity()
     }
 
-    /// Notes that a queue pair may have something to send.
+    /// Sets the timer of a queue pair, and notes whether it may have something to send.
     fn schedule(&mut self, slot: u32) {
         if let Some(Some(qp)) = self.slots.get_mut(slot as usize) {
             self.timers.set(slot, qp.requester.timer);
-            if !core::mem::replace(&mut qp.scheduled, true) {
+            if qp.may_send() && !core::mem::replace(&mut qp.scheduled, true) {
                 self.ready.push_back(slot);
             }
         }

@@ -194,6 +194,11 @@ impl<P: Clone> QueuePair<P> {
         }
     }
 
+    /// Whether there may be something to send.
+    pub(crate) fn may_send(&self) -> bool {
+        self.responder.may_send() || self.requester.may_send()
+    }
+
     /// Moves to another state.
     pub(crate) fn move_to<H: Host<Path = P>>(&mut self, state: State, host: &mut H) {
         self.state = state;

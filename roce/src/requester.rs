@@ -159,6 +159,11 @@ impl<P> Requester<P> {
         self.depth - self.queue.len()
     }
 
+    /// Whether there is a packet to send, now or later.
+    pub(crate) fn may_send(&self) -> bool {
+        self.next < self.queue.len()
+    }
+
     /// How many requests are not complete.
     pub(crate) fn pending(&self) -> usize {
         self.queue.len()

@@ -112,6 +112,11 @@ impl Responder {
         self.expected
     }
 
+    /// Whether there is a response to send.
+    pub(crate) fn may_send(&self) -> bool {
+        self.reply.is_some() || self.resources.iter().any(|kept| kept.pending.is_some())
+    }
+
     /// Asks for an ACK. A NAK that has not been sent tells more.
     fn acknowledge(&mut self, psn: Psn) {
         if matches!(self.reply, None | Some((_, Syndrome::Ack))) {
@@ -298,6 +303,10 @@ impl<P: Clone> QueuePair<P> {
         }
         self.check_access(kind, packet.feth)?;
         let srq = packet.xrceth.map(XrcEth::srq);
+        let write = match kind {
+            Kind::Write => Some(self.write_message(host, packet, srq)?),
+            _ => None,
+        };
         let takes = match kind {
             Kind::Send => position.begins(),
             _ => operation.completes_receive(),
@@ -309,7 +318,7 @@ impl<P: Clone> QueuePair<P> {
         self.check_length(position, packet.payload.len())?;
         match kind {
             Kind::Send => self.receive_send(host, packet)?,
-            Kind::Write => self.receive_write(host, packet, srq)?,
+            Kind::Write => self.receive_write(host, packet, write.ok_or(INVALID)?)?,
             Kind::Read => return self.begin_read(host, packet, srq),
             Kind::Atomic => self.execute_atomic(host, packet, srq)?,
             Kind::Flush => self.execute_flush(host, packet, srq)?,
@@ -388,25 +397,32 @@ impl<P: Clone> QueuePair<P> {
         })
     }
 
-    /// From `check_rkey` and `write_data_in`.
-    fn receive_write<H: Host<Path = P>>(
+    /// The message that a packet of a write is part of: its memory is checked when it begins. From `check_rkey`; rxe
+    /// takes the receive of a write with immediate data before, so that a write that is refused uses one up.
+    fn write_message<H: Host<Path = P>>(
         &mut self,
         host: &mut H,
         packet: &Packet<'_>,
         srq: Option<u32>,
+    ) -> Result<Message, Failure> {
+        if let Some(message) = self.responder.message {
+            return Ok(message);
+        }
+        let target = target(packet.reth.ok_or(INVALID)?, srq)?;
+        // An empty write needs no key.
+        if target.length > 0 {
+            host.check_remote(self.number, Right::Write, target)?;
+        }
+        Ok(Message { kind: Kind::Write, length: 0, target })
+    }
+
+    /// From `write_data_in`.
+    fn receive_write<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+        begun: Message,
     ) -> Result<(), Failure> {
-        let begun = match (self.responder.message, packet.reth) {
-            (Some(message), _) => message,
-            (None, Some(reth)) => {
-                let target = target(reth, srq)?;
-                // An empty write needs no key.
-                if target.length > 0 {
-                    host.check_remote(self.number, Right::Write, target)?;
-                }
-                Message { kind: Kind::Write, length: 0, target }
-            }
-            (None, None) => return Err(INVALID),
-        };
         let left = begun.target.length - begun.length;
         let payload = packet.payload.len() as u32;
         let fits = match packet.opcode.operation.position().ends() {

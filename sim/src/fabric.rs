@@ -224,9 +224,10 @@ impl Fabric {
         self.world.step()
     }
 
-    /// Moves virtual time to the next timer; `false` if there is none.
+    /// Moves virtual time to the next timer, or takes a [step](Self::step) if something is due before; `false` if there
+    /// is no timer.
     pub fn advance(&self) -> bool {
-        self.world.advance_to_timer(None)
+        self.world.is_stepped() && self.world.step() || self.world.advance_to_timer(None)
     }
 
     /// The time since the fabric was made; virtual if it is stepped.

@@ -223,8 +223,8 @@ impl Rates {
     }
 
     /// The share of messages that are lost, of queue pairs and of the connection manager. A message is a request of a
-    /// queue pair, with its response, whatever its length; frames of raw packets are not among them. A reliable
-    /// connection and the connection manager send it again, and that is another message.
+    /// queue pair, with all its packets, whatever its length; responses and frames of raw packets are not among them. A
+    /// reliable connection and the connection manager send it again, and that is another message.
     pub fn loss(mut self, share: f64) -> Rates {
         self.loss = share;
         self
@@ -268,7 +268,7 @@ impl Rates {
         // The share is of all messages, and this is one of those that are left.
         if decisions.happens(self.delay / (1.0 - self.loss)) {
             let longest = u64::try_from(self.longest.as_nanos()).unwrap_or(u64::MAX).max(1);
-            return MessageFate::Delayed(decisions.below(longest));
+            return MessageFate::Delayed(Delay::Time(decisions.below(longest)));
         }
         MessageFate::Delivered
     }
@@ -355,7 +355,8 @@ impl Device {
         self.disturb(fault, |kernel| kernel.cm.to_lose.insert(self.number, count));
     }
 
-    /// Holds each of the next `count` messages back for a while. The other messages of its queue pair wait for it.
+    /// Holds each of the next `count` messages back for a while. The later messages of its queue pair wait for it. A reliable
+    /// connection sends it again if its timeout is shorter.
     pub fn delay_messages(&self, count: u32, by: Duration) {
         let fault = format!("the next {count} messages are late by {by:?}");
         let by = Delay::Time(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX));

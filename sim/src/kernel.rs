@@ -907,24 +907,33 @@ impl Kernel {
         worked
     }
 
-    /// Does one thing: serves a queue that the seed chooses for one request, or passes messages of the connection
-    /// manager on. Returns how many nanoseconds it took; `None` if there was nothing to do.
+    /// Takes a step: does some things, how many and in which order the seed chooses, and passes messages of the connection
+    /// manager on. A thing is a WQE that is fetched, or a message that leaves or arrives. Returns how many nanoseconds it
+    /// took; `None` if there was nothing to do.
     pub(crate) fn step(&mut self, now: u64) -> Option<u64> {
         /// The most nanoseconds that a step takes.
         const LONGEST_STEP: u64 = 2_000;
+        /// The most things of a step. A message of a reliable connection has five: its ACK leaves and arrives, too.
+        const MOST_THINGS: u64 = 8;
         self.audit();
         let mut worked = self.switch.start_turn(now);
-        let ready = self.switch.ready();
-        if ready > 0 {
-            let chosen = self.decisions.below(ready as u64) as usize;
-            let function = self.switch.function_of_ready(chosen).unwrap_or_default();
-            let faults = self.switch.function(function).device_mut().faults_mut();
-            faults.decide_next(|| self.rates.fate(&mut self.decisions));
-            worked |= self.switch.run_ready(chosen, 1);
+        if self.switch.ready() > 0 {
+            for _ in 0..=self.decisions.below(MOST_THINGS) {
+                let chosen = match self.switch.ready() {
+                    0 => break,
+                    1 => 0,
+                    ready => self.decisions.below(ready as u64) as usize,
+                };
+                let function = self.switch.function_of_ready(chosen).unwrap_or_default();
+                let faults = self.switch.function(function).device_mut().faults_mut();
+                faults.decide_next(|| self.rates.fate(&mut self.decisions));
+                self.switch.run_ready(chosen);
+            }
+            // A queue that was ready and had nothing to do is not ready any more.
+            worked = true;
         }
         worked |= self.pass_on(now);
-        // A queue that was ready and had nothing to do is not ready any more.
-        (worked || ready > 0).then(|| 1 + self.decisions.below(LONGEST_STEP))
+        worked.then(|| 1 + self.decisions.below(LONGEST_STEP))
     }
 
     /// Runs a command of the connection manager.

@@ -9,8 +9,10 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::object::qp::{Qp, QpState, Service, take_ece, tell_ece};
+use crate::object::in_flight::InFlight;
+use crate::object::qp::{Fate, Qp, QpState, Service, take_ece, tell_ece};
 use crate::object::receive_queue::{ReceiveQueue, WqType};
+use crate::object::receiving::Receiving;
 use crate::object::send_queue::SendQueue;
 use crate::object::srq::SrqType;
 use crate::object::table::{KERNEL, SHARED};
@@ -139,12 +141,12 @@ pub(crate) fn create_qp(
         srqn,
         pd,
         uar,
-        retries: 0,
-        rnr_retries: 0,
-        retry_timer: None,
+        in_flight: InFlight::default(),
+        fate: Fate::Sent,
+        receiving: Receiving::default(),
+        late_receive_check: None,
         late_receive_checks: 0,
         last_wqe_reported: false,
-        last_atomic: None,
         ece: 0,
     };
     hold_for_qp(device, &qp, true);
@@ -189,8 +191,8 @@ fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
 
 /// Ends the requests of a queue pair that is reset or destroyed.
 fn end_requests(device: &mut Device, number: u32) {
-    device.cancel_retry_timer(number);
-    device.faults.forget_delayed(number);
+    device.cancel_late_receive_check(number);
+    device.transport(|endpoint, _| endpoint.destroy(number));
     device.forget_requests(number);
 }
 
@@ -273,8 +275,9 @@ pub(crate) fn modify_qp(
     if !matches!(op, opcode::TO_RST_QP | opcode::TO_ERR_QP | opcode::SQERR2RTS_QP) {
         out.set(rst2init_qp_out::ece, qp.ece.into());
     }
-    if to == Reset {
-        end_requests(device, number);
+    match to {
+        Reset => end_requests(device, number),
+        _ => device.modify_transport(number),
     }
     match to {
         // The device now sends or flushes WQEs that were posted before.
@@ -290,12 +293,17 @@ pub(crate) fn query_qp(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
+    let psns = device.transport(|endpoint, _| endpoint.psns(number)).flatten();
     let qp = device.objects.qps.owned_mut(uid, number)?;
     let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);
     out.set(query_qp_out::ece, qp.ece.into());
     out.set_sub(query_qp_out::qpc, qp.context.bytes());
     let mut context = out.sub_mut(query_qp_out::qpc);
     context.set(qpc::state, qp.state as u64);
+    if let Some((send, receive)) = psns {
+        context.set(qpc::next_send_psn, send.get().into());
+        context.set(qpc::next_rcv_psn, receive.get().into());
+    }
     if let Some(sq) = &qp.sq {
         context.set(qpc::hw_sq_wqebb_counter, sq.consumer_index().into());
     }

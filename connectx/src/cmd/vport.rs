@@ -255,12 +255,11 @@ pub(crate) fn query_hca_vport_pkey(
 pub(crate) fn set_roce_address(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<set_roce_address_in, _>::new(input);
     let index = input.get(set_roce_address_in::roce_address_index) as usize;
-    let Some(entry) = device.port.gids.get_mut(index) else {
-        return refuse!(BadIndex, "RoCE address index {index}, the table has {GIDS} entries");
-    };
     let mut bytes = input.sub(set_roce_address_in::roce_address).bytes().to_vec();
     bytes.resize(roce_addr_layout::SIZE, 0);
-    *entry = Bits::new(bytes);
+    if !device.port.set_gid(index, bytes) {
+        return refuse!(BadIndex, "RoCE address index {index}, the table has {GIDS} entries");
+    }
     Ok(vec![])
 }
 

@@ -11,7 +11,6 @@ use crate::object::mkey::{Access, AccessRight, DmaAddress};
 use crate::object::qp::QpState;
 use crate::object::receive_queue::{ReceiveQueue, ReceiveWqe};
 use crate::recording::RqType;
-use crate::scratch::Scratch;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 impl Device {
@@ -161,7 +160,7 @@ impl Device {
     fn hash(&self, pd: u32, qpn: u32, sges: &[Sge]) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         for sge in sges {
-            let mut memory = Scratch::default();
+            let mut memory = vec![0; sge.len as usize];
             let read = access(sge, pd, qpn, AccessRight::LocalRead);
             self.dma_read(read, &mut memory).ok()?;
             hasher.write(&memory);

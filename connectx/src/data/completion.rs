@@ -2,9 +2,10 @@
 //!
 //! Pairs with `struct mlx5_cqe64`.
 
+use uverbs_roce::Received;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-use super::message::{Action, Message};
+use super::datagram::GRH;
 use crate::device::Device;
 use crate::format::cqe::{
     Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND, RESPONSE_SEND_IMM,
@@ -14,6 +15,7 @@ use crate::format::event::{self, QueueType};
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::object::qp::{QpState, Service};
 use crate::object::srq::SrqType;
+use crate::path::Path;
 
 /// `user_index` of an object that has none of its own.
 const NO_INDEX: u32 = 0xff_ffff;
@@ -78,56 +80,53 @@ impl Device {
         Some((qp.receive_cq(), qp.context.get32(qpc::user_index)))
     }
 
-    /// Reports a receive that succeeded. `data` is scattered to the CQE.
+    /// Reports a receive that succeeded.
     pub(crate) fn complete_receive(
         &mut self,
-        message: &Message<'_>,
         qpn: u32,
+        srqn: Option<u32>,
         index: u16,
-        len: u32,
-        data: &[u8],
+        received: &Received<'_, Path>,
     ) {
-        let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, message.srqn) else { return };
-        let opcode = match (message.action, message.immediate) {
-            (Action::Send { invalidate: Some(_) }, _) => RESPONSE_SEND_INV,
-            (Action::Send { .. }, None) => RESPONSE_SEND,
-            (Action::Send { .. }, Some(_)) => RESPONSE_SEND_IMM,
-            _ => RESPONSE_WRITE_IMM,
+        let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, srqn) else { return };
+        let Some(qp) = self.objects.qps.find(qpn) else { return };
+        let datagram = qp.service.datagram();
+        let Received { write, immediate, invalidated, solicited, from, .. } = *received;
+        let opcode = match (invalidated, immediate) {
+            (Some(_), _) => RESPONSE_SEND_INV,
+            (None, None) => RESPONSE_SEND,
+            (None, Some(_)) if write => RESPONSE_WRITE_IMM,
+            (None, Some(_)) => RESPONSE_SEND_IMM,
         };
         let mut cqe = Cqe::new(opcode);
-        let mut flags = u32::from(message.sl & 0xf) << 24 | message.source_qpn;
-        if let Some(datagram) = message.datagram.as_ref().filter(|datagram| datagram.grh.is_some())
-        {
+        let mut flags = u32::from(from.sl & 0xf) << 24 | received.source;
+        if datagram && from.route.is_some() {
             flags |= 1 << 28;
             // On Ethernet these bits hold the type of the L3 header instead of the service level.
-            if message.source_lid == 0 {
-                flags = flags & !(0xf << 24) | u32::from(datagram.l3) << 24;
+            if from.source.lid == 0 {
+                flags = flags & !(0xf << 24) | (from.source.l3 as u32) << 24;
             }
         }
         // The kernel finds the interface that a datagram is for by its VLAN.
-        if let (Some(_), Some(tag)) = (&message.datagram, message.vlan_tag) {
+        if let Some(tag) = from.vlan_tag().filter(|_| datagram) {
             cqe.put8(29, VLAN_PRESENT).put16(30, tag);
         }
-        cqe.put16(22, message.source_lid);
+        cqe.put16(22, from.source.lid);
         cqe.put(24, flags);
         cqe.put(32, user_index);
-        let immediate = match message.action {
-            Action::Send { invalidate: Some(key) } => key,
-            // A datagram without immediate data has its P_Key here.
-            _ => message.immediate.unwrap_or(match message.datagram {
-                Some(_) => message.pkey.into(),
-                None => 0,
-            }),
-        };
-        cqe.put(36, immediate);
-        cqe.put(44, len);
+        // A datagram without immediate data has its P_Key there.
+        let pkey = if datagram { received.pkey.into() } else { 0 };
+        cqe.put(36, invalidated.or(immediate).unwrap_or(pkey));
+        cqe.put(44, received.length + if datagram { GRH as u32 } else { 0 });
         cqe.put(56, qpn);
         cqe.put16(60, index);
-        if message.solicited {
+        if solicited {
             cqe.put8(63, opcode << 4 | SOLICITED);
         }
+        let data = qp.receiving.data;
+        let data = &data[..if write { 0 } else { qp.receiving.data_len }];
         let first_half = cqe.put_inline(data, self.cqe_data_room(cqn));
-        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, message.solicited);
+        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, solicited);
         self.stop_qp_unless_written(qpn, written);
     }
 

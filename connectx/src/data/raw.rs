@@ -4,6 +4,7 @@
 
 use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
 
+use super::dma::Accessor;
 use crate::device::Device;
 use crate::format::cqe::{
     Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND, VLAN_PRESENT,
@@ -11,14 +12,13 @@ use crate::format::cqe::{
 use crate::format::event::{self, QueueType};
 use crate::format::frame::{self, FrameHeaders};
 use crate::format::syndrome::{CqeError, Syndrome};
-use crate::format::wqe::{CtrlSegment, DataSegment, WqeSegments, op};
+use crate::format::wqe::{CtrlSegment, WqeSegments, op};
 use crate::object::flow_table::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::rq::WqState;
 use crate::object::tir::{DIRECT, hash};
 use crate::object::tis::Tis;
 use crate::recording::{self, Entry, RqType};
-use crate::scratch::Scratch;
 
 /// The longest frame, and the most data of one LSO WQE.
 const MAX_DATA: u64 = 1 << 18;
@@ -230,25 +230,10 @@ impl Device {
                 format!("{len} bytes to send, the limit is {MAX_DATA}"),
             ));
         }
-        let mut frame = Scratch::default();
-        frame.extend(inline);
-        for segment in data {
-            match segment {
-                DataSegment::Inline(bytes) => frame.extend(bytes),
-                DataSegment::Memory(sge) => {
-                    let access = Access {
-                        key: sge.key,
-                        pd,
-                        qpn: sqn,
-                        right: AccessRight::LocalRead,
-                        address: sge.address,
-                        len: sge.len.into(),
-                    };
-                    let read = self.dma_read(access, &mut frame);
-                    read.map_err(|why| (Syndrome::LocalProtection, why))?;
-                }
-            }
-        }
+        let mut frame = inline.to_vec();
+        frame.resize(inline.len() + len as usize, 0);
+        self.gather(Accessor { qpn: sqn, pd }, data, 0, &mut frame[inline.len()..])
+            .map_err(|syndrome| (syndrome, "the data cannot be read".to_string()))?;
         let headers = FrameHeaders::find(&frame);
         let mut frames = match control.opcode {
             op::LSO => {
@@ -264,7 +249,7 @@ impl Device {
                 }
                 frames
             }
-            _ => vec![frame.to_vec()],
+            _ => vec![frame],
         };
         let flags = head[4];
         let insert = u16::from_be_bytes([head[12], head[13]]);

@@ -1,356 +1,275 @@
-//! The responder: executes messages at their destination.
+//! The responder: does for the transport what the peer asks for.
 //!
-//! Pairs with the requester. It checks everything that a message names: queue pair, state,
-//! connection, PSN, and the access rights of queue pair and mkey.
+//! Pairs with the requester. The transport checks queue pair, state, PSN and the rights of the queue pair; the device
+//! checks the address that a packet comes from, P_Key and Q_Key, and the rights of mkeys.
 
-use uverbs_roce::Psn;
+use uverbs_roce::headers::Packet;
+use uverbs_roce::{Atomic, Received, Refusal, Right, Target};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
-use super::message::{Action, Answer, Message, Response};
+use super::datagram::{GRH, grh};
+use super::dma::Accessor;
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
 use crate::format::syndrome::Syndrome;
 use crate::object::mkey::{Access, AccessRight};
-use crate::object::qp::{QpState, Service};
-use crate::object::receive_queue::ReceiveWqe;
+use crate::object::qp::{Qp, QpState, Service};
 use crate::object::table::KERNEL;
 use crate::options::PortType;
+use crate::path::Path;
 use crate::port::share_partition;
 use crate::recording::RqType;
-use crate::scratch::Scratch;
-
-/// Bytes in front of the data of a datagram.
-const GRH: usize = 40;
 
 impl Device {
-    /// Executes a message; the data that it reads goes to `answer`.
-    pub(crate) fn respond(&mut self, message: &Message<'_>, answer: &mut Answer) -> Response {
-        let response = self.respond_checked(message, answer);
-        if response != Response::Lost {
-            let (multicast, payload) = (message.is_multicast(), message.payload.len());
-            self.rdma_received.add_message(multicast, message.packets, payload);
-        }
-        response
-    }
-
-    /// The queue pair of a destination QPN: QPNs 0 and 1 are the ones of subnet management and
-    /// general services.
-    pub(crate) fn local_qpn(&self, qpn: u32) -> Option<u32> {
-        let service = match qpn {
-            0 => Service::Smi,
-            1 => Service::Gsi,
-            _ => return Some(qpn),
-        };
-        self.objects.qps.iter().find(|(_, qp)| qp.service == service).map(|(number, _)| number)
-    }
-
-    fn respond_checked(&mut self, message: &Message<'_>, answer: &mut Answer) -> Response {
-        let Some(qpn) = self.local_qpn(message.qpn) else { return Response::Lost };
-        let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
-        let receiving =
-            matches!(qp.state, QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SendError);
-        if !receiving || qp.service.datagram() != message.datagram.is_some() {
-            return Response::Lost;
-        }
+    /// Whether a packet is for a queue pair.
+    pub(crate) fn admit_packet(&mut self, qpn: u32, from: &Path, packet: &Packet<'_>) -> bool {
+        let Some(qp) = self.objects.qps.find(qpn) else { return false };
         // General services are there for all partitions of the port.
-        if qp.service != Service::Gsi && !share_partition(self.pkey(qpn), message.pkey) {
-            return Response::Lost;
+        let partition =
+            qp.service == Service::Gsi || share_partition(self.pkey(qp), packet.bth.pkey.get());
+        if qp.state == QpState::Error || qp.service == Service::Umr || !partition {
+            return false;
         }
-        if let Some(datagram) = &message.datagram {
-            if datagram.qkey != qp.context.get32(qpc::q_key) {
+        if let Some(deth) = packet.deth {
+            if deth.qkey.get() != qp.context.get32(qpc::q_key) {
                 self.port.count_qkey_violation();
-                return Response::Lost;
+                return false;
             }
-            return self.consume_receive(qpn, message, answer).unwrap_or(Response::Ack);
+        } else if !self.is_from_peer(qp, from) {
+            return false;
         }
-        // The same QPN exists on every port.
+        self.rdma_received.add_packet(from, packet);
+        true
+    }
+
+    /// Whether a packet comes from the other end of the connection: the same QPN exists on every port.
+    fn is_from_peer(&self, qp: &Qp, from: &Path) -> bool {
         let path = qp.context.sub(qpc::primary_address_path);
-        let from_peer = match self.options.port_type {
-            PortType::InfiniBand => path.get(ads::rlid) == u64::from(message.source_lid),
-            PortType::Ethernet => path.span(ads::rgid_rip) == message.source_gid,
+        let address = match self.options.port_type {
+            PortType::InfiniBand => path.get(ads::rlid) == u64::from(from.source.lid),
+            PortType::Ethernet => path.span(ads::rgid_rip) == from.source.gid,
         };
-        if !from_peer
-            || qp.context.get32(qpc::remote_qpn) != message.source_qpn
-            || (qp.service == Service::Xrc) != message.srqn.is_some()
-        {
-            return Response::Lost;
-        }
-        let xrcd = qp.context.get32(qpc::xrcd);
-        if message.srqn.is_some_and(|srqn| !self.objects.xrc_srq_matches(srqn, xrcd)) {
-            return self.invalid_request(qpn);
-        }
-        let expected = Psn::new(qp.context.get32(qpc::next_rcv_psn));
-        let psn = Psn::new(message.psn);
-        if qp.service.reliable() && psn != expected {
-            if !psn.is_before(expected) {
-                self.objects.count_for_qp(qpn, |counter| {
-                    counter.out_of_sequence = counter.out_of_sequence.wrapping_add(1)
-                });
-                // An earlier message is missing; the requester will retry it.
-                return Response::Lost;
-            }
-            return self.respond_to_duplicate(qpn, message, answer);
-        }
-        let response = self.execute_message(qpn, message, answer);
-        let counts = !matches!(response, Response::RnrNak(_) | Response::Lost);
-        if let Some(qp) = self.objects.qps.get_mut(qpn).ok().filter(|_| counts) {
-            let next = psn.plus(message.packets).get();
-            qp.context.set(qpc::next_rcv_psn, next.into());
-        }
-        response
+        address && qp.context.get32(qpc::remote_qpn) == from.source_qpn
     }
 
-    /// A duplicate: the requester did not get the response.
-    fn respond_to_duplicate(
+    /// The access of the peer of a queue pair to memory. An XRC request accesses memory of the SRQ's PD.
+    fn target_access(
+        &self,
+        qpn: u32,
+        right: AccessRight,
+        target: Target,
+    ) -> Result<Access, Refusal> {
+        let qp = self.objects.qps.find(qpn).ok_or(Refusal::Operational)?;
+        let pd = match target.srq {
+            None => qp.pd,
+            Some(srqn) => self.xrc_srq_pd(qp, srqn)?,
+        };
+        let Target { key, address, length, .. } = target;
+        Ok(Accessor { qpn, pd }.access(right, key, address, length.into()))
+    }
+
+    /// The PD of an XRC SRQ of the queue pair's domain.
+    fn xrc_srq_pd(&self, qp: &Qp, srqn: u32) -> Result<u32, Refusal> {
+        let matches = self.objects.xrc_srq_matches(srqn, qp.context.get32(qpc::xrcd));
+        let srq = self.objects.srqs.find(srqn).filter(|_| matches);
+        srq.map(|srq| srq.pd).ok_or(Refusal::InvalidRequest)
+    }
+
+    /// Checks the whole memory of a request before any of it is touched, and counts the request.
+    pub(crate) fn check_target(
         &mut self,
         qpn: u32,
-        message: &Message<'_>,
-        answer: &mut Answer,
-    ) -> Response {
-        self.objects.count_for_qp(qpn, |counter| {
-            counter.duplicate_request = counter.duplicate_request.wrapping_add(1)
+        right: Right,
+        target: Target,
+    ) -> Result<(), Refusal> {
+        let need = match right {
+            Right::Read => AccessRight::RemoteRead,
+            Right::Write => AccessRight::RemoteWrite,
+            Right::Atomic => AccessRight::RemoteAtomic,
+            Right::Flush(..) => return Err(Refusal::InvalidRequest),
+        };
+        let access = self.target_access(qpn, need, target)?;
+        self.objects.check(access).map_err(|why| refuse(qpn, &why))?;
+        self.objects.count_for_qp(qpn, |set| {
+            let count = match right {
+                Right::Read => &mut set.rx_read_requests,
+                Right::Write => &mut set.rx_write_requests,
+                _ => &mut set.rx_atomic_requests,
+            };
+            *count = count.wrapping_add(1);
         });
-        match message.action {
-            Action::Read { .. } => self.execute_message(qpn, message, answer),
-            Action::Atomic { .. } => {
-                let last = self.objects.qps.get(qpn).ok().and_then(|qp| qp.last_atomic);
-                match last {
-                    Some((psn, old)) if psn == message.psn => Response::AtomicResult(old),
-                    _ => Response::Lost,
-                }
-            }
-            _ => Response::Ack,
-        }
+        Ok(())
     }
 
-    fn execute_message(
-        &mut self,
+    /// Reads memory for the peer.
+    pub(crate) fn read_target(
+        &self,
         qpn: u32,
-        message: &Message<'_>,
-        answer: &mut Answer,
-    ) -> Response {
-        let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
-        let (pd, context) = (qp.pd, &qp.context);
-        // An XRC request accesses memory of the SRQ's PD.
-        let pd = match message.srqn.map(|srqn| self.objects.srqs.get(srqn)) {
-            Some(Ok(srq)) => srq.pd,
-            _ => pd,
-        };
-        let (writes, reads, atomics) =
-            (context.is_set(qpc::rwe), context.is_set(qpc::rre), context.is_set(qpc::rae));
-        let access = |right, key, address, len| Access { key, pd, qpn, right, address, len };
-        match message.action {
-            Action::Send { .. } => {
-                self.consume_receive(qpn, message, answer).unwrap_or(Response::Ack)
-            }
-            Action::Write { address, key } => {
-                if !writes {
-                    return self.invalid_request(qpn);
-                }
-                let len = message.payload.len() as u64;
-                let target = access(AccessRight::RemoteWrite, key, address, len);
-                if len > 0 && self.dma_write(target, message.payload).is_err() {
-                    return self.access_error(qpn);
-                }
-                self.objects.count_for_qp(qpn, |counter| {
-                    counter.rx_write_requests = counter.rx_write_requests.wrapping_add(1)
-                });
-                if message.immediate.is_some() {
-                    return self.consume_receive(qpn, message, answer).unwrap_or(Response::Ack);
-                }
-                Response::Ack
-            }
-            Action::Read { address, key, len } => {
-                if !reads {
-                    return self.invalid_request(qpn);
-                }
-                answer.data.clear();
-                // Without data neither key is checked.
-                if len == 0 {
-                    return Response::ReadData;
-                }
-                let target = access(AccessRight::RemoteRead, key, address, len);
-                match self.dma_read(target, &mut answer.data) {
-                    Ok(()) => {
-                        self.objects.count_for_qp(qpn, |counter| {
-                            counter.rx_read_requests = counter.rx_read_requests.wrapping_add(1)
-                        });
-                        Response::ReadData
-                    }
-                    Err(_) => self.access_error(qpn),
-                }
-            }
-            Action::Atomic { address, key, len, change } => {
-                if !atomics || address % len != 0 {
-                    return self.invalid_request(qpn);
-                }
-                let target = access(AccessRight::RemoteAtomic, key, address, len);
-                let Ok(old) = self.dma_atomic(target, |old| change.apply(old)) else {
-                    return self.access_error(qpn);
-                };
-                self.objects.count_for_qp(qpn, |counter| {
-                    counter.rx_atomic_requests = counter.rx_atomic_requests.wrapping_add(1)
-                });
-                if let Ok(qp) = self.objects.qps.get_mut(qpn) {
-                    qp.last_atomic = Some((message.psn, old));
-                }
-                Response::AtomicResult(old)
-            }
+        target: Target,
+        to: &mut [u8],
+    ) -> Result<(), Refusal> {
+        let access = self.target_access(qpn, AccessRight::RemoteRead, target)?;
+        self.dma_read(access, to).map_err(|why| refuse(qpn, &why))
+    }
+
+    /// Writes memory for the peer.
+    pub(crate) fn write_target(
+        &self,
+        qpn: u32,
+        target: Target,
+        data: &[u8],
+    ) -> Result<(), Refusal> {
+        let access = self.target_access(qpn, AccessRight::RemoteWrite, target)?;
+        self.dma_write(access, data).map_err(|why| refuse(qpn, &why))
+    }
+
+    /// Changes a word for the peer, and returns the old one.
+    pub(crate) fn change_target(
+        &self,
+        qpn: u32,
+        target: Target,
+        change: Atomic,
+    ) -> Result<u64, Refusal> {
+        let access = self.target_access(qpn, AccessRight::RemoteAtomic, target)?;
+        self.dma_atomic(access, |old| change.apply(old)).map_err(|why| refuse(qpn, &why))
+    }
+
+    /// Invalidates an mkey for the peer.
+    pub(crate) fn invalidate_for_peer(&mut self, qpn: u32, key: u32) -> Result<(), Refusal> {
+        let pd = self.objects.qps.find(qpn).map_or(0, |qp| qp.receiving.pd);
+        if self.invalidate(qpn, key, pd) {
+            return Ok(());
         }
-    }
-
-    fn invalid_request(&mut self, qpn: u32) -> Response {
-        self.move_qp_to_error(qpn, Some(event::WQ_INVALID_REQUEST));
-        Response::InvalidRequest
-    }
-
-    fn access_error(&mut self, qpn: u32) -> Response {
         self.objects.count_for_qp(qpn, |counter| {
             counter.resp_remote_access_errors = counter.resp_remote_access_errors.wrapping_add(1)
         });
-        self.move_qp_to_error(qpn, Some(event::WQ_ACCESS_ERROR));
-        Response::AccessError
+        self.qp_event(qpn, event::WQ_ACCESS_ERROR);
+        Err(Refusal::Access)
     }
 
-    /// Consumes a receive for a message. Returns a response only if that failed.
-    fn consume_receive(
+    /// Takes the next receive of a queue pair or its SRQ, or of the SRQ that an XRC message names; `None` if none is
+    /// posted. Returns its WQE index.
+    pub(crate) fn take_next_receive(
         &mut self,
         qpn: u32,
-        message: &Message<'_>,
-        answer: &mut Answer,
-    ) -> Option<Response> {
-        let Answer { receive, datagram, .. } = answer;
-        let Ok(qp) = self.objects.qps.get(qpn) else { return Some(Response::Lost) };
-        let rnr = qp.context.get(qpc::min_rnr_nak) as u8;
-        let pd = qp.pd;
-        let shared = message.srqn.or(qp.srqn);
-        let pd = match shared.map(|srqn| self.objects.srqs.get(srqn)) {
-            Some(Ok(srq)) => srq.pd,
-            _ => pd,
+        xrc_srqn: Option<u32>,
+    ) -> Result<Option<u64>, Refusal> {
+        let qp = self.objects.qps.find(qpn).ok_or(Refusal::Operational)?;
+        let shared = xrc_srqn.or(qp.srqn);
+        let pd = match (xrc_srqn, shared) {
+            (Some(srqn), _) => self.xrc_srq_pd(qp, srqn)?,
+            (None, Some(srqn)) => self.objects.srqs.find(srqn).map_or(qp.pd, |srq| srq.pd),
+            (None, None) => qp.pd,
         };
-        // This borrow of the queue ends before the memory is written.
-        let peeked = match shared {
-            Some(srqn) => self.objects.srqs.find(srqn).map(|srq| &srq.queue),
-            None => self.objects.qps.find(qpn).and_then(|qp| qp.rq.as_ref()),
-        };
-        let peeked = peeked.map(|queue| queue.peek_into(&self.memory, receive));
         let refused = self.faults.refuses_receive();
-        match peeked {
-            Some(Ok(true)) if !refused => {}
-            Some(Ok(_)) | None => {
-                self.objects.count_for_qp(qpn, |counter| {
-                    counter.out_of_buffer = counter.out_of_buffer.wrapping_add(1)
-                });
-                return Some(Response::RnrNak(rnr));
+        let Some(qp) = self.objects.qps.find_mut(qpn) else { return Ok(None) };
+        let mut receive = std::mem::take(&mut qp.receiving.receive);
+        let queue = self.objects.receive_queue(qpn, xrc_srqn);
+        let taken = match queue {
+            Some(queue) if !refused => {
+                let peeked = queue.peek_into(&self.memory, &mut receive);
+                if peeked == Ok(true) {
+                    queue.take(&receive);
+                }
+                peeked
             }
-            Some(Err(why)) => {
-                log::warn!("QP {qpn:#x}: {why}");
-                self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
-                return Some(Response::OperationError);
-            }
-        }
-        let (rq_type, number) = shared.map_or((RqType::Qp, qpn), |srqn| (RqType::Srq, srqn));
-        receive.record(&mut self.recorder, self.now, rq_type, number);
-        if let Some(queue) = self.objects.receive_queue(qpn, message.srqn) {
-            queue.take(receive);
-        }
-        let user = self.objects.qps.owner(qpn) != KERNEL;
-        let response = match self.faults.wqe_fault(qpn, user, Side::Receive) {
-            Some(cause) => {
-                self.fail_receive(qpn, message.srqn, receive.index, cause);
-                self.move_qp_to_error(qpn, None);
-                Some(Response::OperationError)
-            }
-            None => self.fill_receive(qpn, pd, message, receive, datagram),
+            _ => Ok(false),
         };
-        if let Some(srqn) = shared {
-            self.check_limit(srqn);
+        let index = receive.index;
+        if taken == Ok(true) {
+            let (rq_type, number) = shared.map_or((RqType::Qp, qpn), |srqn| (RqType::Srq, srqn));
+            receive.record(&mut self.recorder, self.now, rq_type, number);
         }
-        response
+        let Some(qp) = self.objects.qps.find_mut(qpn) else { return Ok(None) };
+        let receiving = &mut qp.receiving;
+        receiving.receive = receive;
+        (receiving.xrc_srqn, receiving.pd, receiving.data_len) = (xrc_srqn, pd, 0);
+        match taken {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(why) => {
+                log::warn!("QP {qpn:#x}: {why}");
+                self.qp_event(qpn, event::WQ_CATASTROPHIC);
+                self.end_unless_reliable(qpn);
+                return Err(Refusal::Operational);
+            }
+        }
+        shared.into_iter().for_each(|srqn| self.check_limit(srqn));
+        let user = self.objects.qps.owner(qpn) != KERNEL;
+        if let Some(cause) = self.faults.wqe_fault(qpn, user, Side::Receive) {
+            self.fail_receive(qpn, xrc_srqn, index, cause);
+            self.end_unless_reliable(qpn);
+            return Err(Refusal::Operational);
+        }
+        Ok(Some(index.into()))
     }
 
-    fn fill_receive(
+    /// Moves a queue pair to error whose receives have failed; a reliable one is in error when it has sent its NAK.
+    fn end_unless_reliable(&mut self, qpn: u32) {
+        if !self.objects.qps.find(qpn).is_some_and(|qp| qp.service.reliable()) {
+            self.move_qp_to_error(qpn, None);
+        }
+    }
+
+    /// Writes data of a message to its receive from `offset` on, or keeps it for the CQE.
+    pub(crate) fn fill_receive(
         &mut self,
         qpn: u32,
-        pd: u32,
-        message: &Message<'_>,
-        receive: &ReceiveWqe,
-        whole: &mut Scratch,
-    ) -> Option<Response> {
-        let data = match (message.action, &message.datagram) {
-            (Action::Send { .. }, Some(datagram)) => {
-                whole.clear();
-                whole.extend(&datagram.grh.unwrap_or([0; GRH]));
-                whole.extend(message.payload);
-                &whole[..]
-            }
-            (Action::Send { .. }, None) => message.payload,
-            _ => &[],
-        };
-        let inline = self.scatters_to_cqe(qpn, message, data.len());
-        let failed = if data.len() as u64 > receive.room() {
-            Some((Syndrome::LocalLength, Response::InvalidRequest))
-        } else {
-            let mut rest = data;
-            let mut failed = None;
-            for sge in receive.sges() {
-                let (part, left) = rest.split_at(rest.len().min(sge.len as usize));
-                rest = left;
-                if part.is_empty() {
-                    break;
-                }
-                let target = Access {
-                    key: sge.key,
-                    pd,
-                    qpn,
-                    right: AccessRight::LocalWrite,
-                    address: sge.address,
-                    len: part.len() as u64,
-                };
-                // The driver copies data from the CQE to this address; check that the mkey allows
-                // it.
-                let done =
-                    if inline { self.objects.check(target) } else { self.dma_write(target, part) };
-                if let Err(why) = done {
-                    log::debug!("receive of QP {qpn:#x}: {why}");
-                    failed = Some((Syndrome::LocalProtection, Response::OperationError));
-                    break;
-                }
-            }
-            failed
-        };
-        if let Some((syndrome, response)) = failed {
-            self.fail_receive(qpn, message.srqn, receive.index, syndrome.into());
-            // A datagram that is too long is the sender's error and does not stop the receiver.
-            if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
-                self.move_qp_to_error(qpn, None);
-            }
-            return Some(response);
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), Syndrome> {
+        let qp = self.objects.qps.find(qpn).ok_or(Syndrome::LocalQpOperation)?;
+        let receiving = &qp.receiving;
+        let header = if qp.service.datagram() { GRH as u64 } else { 0 };
+        let at = header + u64::from(offset);
+        if at + data.len() as u64 > receiving.receive.room() {
+            return Err(Syndrome::LocalLength);
         }
-        let invalidate = match message.action {
-            Action::Send { invalidate } => invalidate,
-            _ => None,
-        };
-        if invalidate.is_some_and(|key| !self.invalidate(qpn, key, pd)) {
-            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess.into());
-            return Some(self.access_error(qpn));
+        // A message that is so short has one packet.
+        let room = qp.receive_scatter_to_cqe().min(self.cqe_data_room(qp.receive_cq()));
+        let inline = matches!(qp.service, Service::Rc | Service::Uc)
+            && offset == 0
+            && (1..=room).contains(&data.len());
+        let by = Accessor { qpn, pd: receiving.pd };
+        // The driver copies data from the CQE to this address; check that the mkey allows it.
+        self.scatter(by, receiving.receive.sges(), at, data, !inline)?;
+        if inline {
+            if let Some(qp) = self.objects.qps.find_mut(qpn) {
+                qp.receiving.data[..data.len()].copy_from_slice(data);
+                qp.receiving.data_len = data.len();
+            }
         }
-        let len = match message.action {
-            Action::Send { .. } => data.len(),
-            _ => message.payload.len(),
-        };
-        let inline = if inline { data } else { &[] };
-        self.complete_receive(message, qpn, receive.index, len as u32, inline);
-        None
+        Ok(())
     }
 
-    /// Whether the data of a message is scattered to the CQE.
-    fn scatters_to_cqe(&self, qpn: u32, message: &Message<'_>, len: usize) -> bool {
-        let Ok(qp) = self.objects.qps.get(qpn) else { return false };
-        let room = qp.receive_scatter_to_cqe().min(self.cqe_data_room(qp.receive_cq()));
-        matches!(qp.service, Service::Rc | Service::Uc)
-            && message.srqn.is_none()
-            && (1..=room).contains(&len)
+    /// Reports the receive of a message.
+    pub(crate) fn end_receive(&mut self, qpn: u32, received: Result<Received<'_, Path>, Syndrome>) {
+        let Some(qp) = self.objects.qps.find(qpn) else { return };
+        let receiving = &qp.receiving;
+        let (index, srqn) = (receiving.receive.index, receiving.xrc_srqn);
+        let received = received.and_then(|received| {
+            if qp.service.datagram() {
+                let by = Accessor { qpn, pd: receiving.pd };
+                self.scatter(by, receiving.receive.sges(), 0, &grh(&received), true)?;
+            }
+            Ok(received)
+        });
+        match received {
+            Ok(received) => self.complete_receive(qpn, srqn, index, &received),
+            Err(syndrome) => {
+                let datagram = qp.service.datagram();
+                self.fail_receive(qpn, srqn, index, syndrome.into());
+                // A datagram that is too long is the sender's error and does not stop the receiver.
+                if datagram && syndrome == Syndrome::LocalProtection {
+                    self.move_qp_to_error(qpn, None);
+                }
+            }
+        }
     }
+}
+
+fn refuse(qpn: u32, why: &str) -> Refusal {
+    log::debug!("the peer of QP {qpn:#x}: {why}");
+    Refusal::Access
 }

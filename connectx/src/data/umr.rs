@@ -11,12 +11,12 @@ use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::mlx5::prm::{Bits, Field};
 
+use super::dma::Accessor;
 use crate::device::Device;
 use crate::format::syndrome::Syndrome;
 use crate::format::wqe::{DataSegment, WqeSegments};
 use crate::object::qp::{Qp, Service};
 use crate::object::table::KERNEL;
-use crate::scratch::Scratch;
 
 /// Flags of the UMR control segment, `MLX5_UMR_*`.
 const INLINE: u8 = 1 << 7;
@@ -171,13 +171,17 @@ impl Device {
             if listed < len as u64 || listed > MAX_MESSAGE.into() {
                 return Err(format!("the WQE lists {listed} bytes, {len} are needed").into());
             }
-            let mut list = Scratch::default();
+            let mut list = vec![0; len];
+            let mut rest = &mut list[..];
             for segment in data {
                 let pd = if kernel { self.pd_of_list(segment).unwrap_or(pd) } else { pd };
-                let read = self.gather_data(qpn, pd, [segment], &mut list);
+                let listed = usize::try_from(segment.len()).unwrap_or(usize::MAX);
+                let (part, behind) = rest.split_at_mut(listed.min(rest.len()));
+                let read = self.gather(Accessor { qpn, pd }, [segment], 0, part);
                 read.map_err(|_| "the list cannot be read")?;
+                rest = behind;
             }
-            list[..len].to_vec()
+            list
         };
         let mkey = self.objects.mkeys.get_mut(key >> 8).map_err(|refused| refused.why)?;
         let before = mkey.context.get32(mkc::pd);

@@ -70,6 +70,14 @@ impl CtrlSegment {
         }
     }
 
+    /// Whether the WQE waits until all reads and atomics before it are complete.
+    pub fn fence(&self) -> bool {
+        /// `MLX5_FENCE_MODE_FENCE`, the lowest of the modes that wait. A small fence waits for UMRs, which the device
+        /// executes in order.
+        const FENCE: u8 = 2 << 5;
+        self.flags & 0xe0 >= FENCE
+    }
+
     /// Whether success is reported.
     pub fn signaled(&self) -> bool {
         self.flags & 0x0c == 0x08
@@ -179,6 +187,17 @@ pub struct DataSegments<'w> {
 }
 
 impl<'w> DataSegments<'w> {
+    /// Those behind `head` bytes of a WQE that has been checked.
+    pub(crate) fn behind(control: &CtrlSegment, wqe: &'w [u8], head: usize) -> Self {
+        let end = (usize::from(control.ds) * 16).min(wqe.len());
+        Self { rest: wqe.get(head..end).unwrap_or(&[]) }
+    }
+
+    /// The bytes that are not parsed yet.
+    pub(crate) fn rest(&self) -> &'w [u8] {
+        self.rest
+    }
+
     /// Their bytes.
     pub fn bytes(self) -> u64 {
         self.map(|segment| segment.len()).sum()

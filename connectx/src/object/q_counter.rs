@@ -32,6 +32,8 @@ q_counter! {
     out_of_sequence,
     duplicate_request,
     rnr_nak_retry_err,
+    packet_seq_err,
+    implied_nak_seq_err,
     local_ack_timeout_err,
     req_rnr_retries_exceeded,
     req_transport_retries_exceeded,

@@ -3,10 +3,15 @@
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
+use uverbs_roce::opcodes::Transport;
+
 use super::Objects;
+use super::in_flight::InFlight;
 use super::receive_queue::ReceiveQueue;
+use super::receiving::Receiving;
 use super::send_queue::SendQueue;
 use crate::command_error::{CommandError, refuse};
+use crate::fault::Delay;
 
 /// Service types, `MLX5_QP_ST_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +51,16 @@ impl Service {
         matches!(self, Self::Rc | Self::Xrc)
     }
 
+    /// The transport whose packets it sends. A UMR queue pair sends none, and an error ends it as one of RC.
+    pub(crate) fn transport(self) -> Transport {
+        match self {
+            Self::Rc | Self::Umr => Transport::Rc,
+            Self::Uc => Transport::Uc,
+            Self::Xrc => Transport::Xrc,
+            Self::Ud | Self::Gsi | Self::Smi => Transport::Ud,
+        }
+    }
+
     /// Whether each WQE names its destination.
     pub fn datagram(self) -> bool {
         matches!(self, Self::Ud | Self::Gsi | Self::Smi)
@@ -70,13 +85,15 @@ pub enum QpState {
     Error = 6,
 }
 
-/// The reason why a queue pair in RTS does not send.
+/// The fate of the packets of the request that a queue pair is sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RetryTimer {
-    /// It retries at this time.
-    At(u64),
-    /// It waits for a response without a timeout.
-    Never,
+pub(crate) enum Fate {
+    /// They are sent.
+    Sent,
+    /// They are lost.
+    Lost,
+    /// The next one is late, and the others wait behind it.
+    Late(Delay),
 }
 
 /// Version 1 of the options of connections (ECE), in the upper four bits.
@@ -107,19 +124,18 @@ pub struct Qp {
     pub(crate) pd: u32,
     pub(crate) uar: u32,
     pub(crate) umems: Vec<u32>,
-    /// Retries of the message in flight after a timeout.
-    pub(crate) retries: u8,
-    /// Retries of the message in flight after an RNR NAK.
-    pub(crate) rnr_retries: u8,
-    /// In RTS: when the message is retried. In error state: when the device checks for late
-    /// receives.
-    pub(crate) retry_timer: Option<RetryTimer>,
+    /// Requests that the transport has and that are not complete.
+    pub(crate) in_flight: InFlight,
+    /// The fate of the packets of the request that is being sent.
+    pub(crate) fate: Fate,
+    /// The message that is being received.
+    pub(crate) receiving: Receiving,
+    /// In error state: when the device checks for late receives.
+    pub(crate) late_receive_check: Option<u64>,
     /// The number of checks for late receives so far.
     pub(crate) late_receive_checks: u8,
     /// Whether LAST_WQE_REACHED was raised.
     pub(crate) last_wqe_reported: bool,
-    /// PSN and result of the last atomic, for a duplicate of the request.
-    pub(crate) last_atomic: Option<(u32, u64)>,
     /// The options of the connection (ECE) that the device took; 0 for none.
     pub(crate) ece: u32,
 }
@@ -162,11 +178,10 @@ impl Qp {
             if let Some(rq) = &mut self.rq {
                 rq.reset();
             }
-            self.retries = 0;
-            self.rnr_retries = 0;
+            self.in_flight.clear();
+            self.fate = Fate::Sent;
             self.late_receive_checks = 0;
             self.last_wqe_reported = false;
-            self.last_atomic = None;
         }
     }
 }

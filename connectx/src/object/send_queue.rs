@@ -1,7 +1,13 @@
-//! Send queues: their buffer, producer index and consumer index.
+//! Send queues: their buffer, and how far its WQEs are posted, rung, fetched and completed.
 //!
 //! Pairs with the send doorbell record, and with the doorbell register: a write to it makes the device read the record,
 //! and names the last WQE that the device may execute.
+//!
+//! ```text
+//!      completed                fetched                 rung               produced
+//! ─────────┼───────────────────────┼──────────────────────┼────────────────────┼────────
+//!  done    │ in flight             │ may be fetched       │ doorbell to come   │ free
+//! ```
 
 use super::buffer::Buffer;
 use crate::format::wqe::CtrlSegment;
@@ -20,14 +26,16 @@ pub struct SendQueue {
     offset: u64,
     log_size: u32,
     doorbell_record: u64,
-    /// WQEBB that the device reads next.
+    /// WQEBB behind the last completed WQE.
     consumer_index: u16,
+    /// WQEBB that the device fetches next. The WQEs in front of it that are not complete are in flight.
+    fetched_index: u16,
     /// WQEBB behind the last posted WQE.
     producer_index: u16,
     /// WQEBB behind the newest WQE whose doorbell has come. The doorbell record may be ahead of it: then more
     /// doorbells are on their way, and the WQEs may come by BlueFlame.
     rung_index: u16,
-    /// The WQEs that came by BlueFlame and are not executed yet, by index.
+    /// The WQEs that came by BlueFlame and are not fetched yet, by index.
     blue_flame: BTreeMap<u16, Vec<u8>>,
 }
 
@@ -40,6 +48,7 @@ impl SendQueue {
             log_size,
             doorbell_record,
             consumer_index: 0,
+            fetched_index: 0,
             producer_index: 0,
             rung_index: 0,
             blue_flame: BTreeMap::new(),
@@ -49,14 +58,25 @@ impl SendQueue {
     /// Restores the state after creation.
     pub fn reset(&mut self) {
         self.consumer_index = 0;
+        self.fetched_index = 0;
         self.producer_index = 0;
         self.rung_index = 0;
         self.blue_flame.clear();
     }
 
-    /// The WQEBB that the device reads next.
+    /// Its size in WQEBBs.
+    pub(crate) fn wqebbs(&self) -> usize {
+        1 << self.log_size
+    }
+
+    /// The WQEBB behind the last completed WQE.
     pub fn consumer_index(&self) -> u16 {
         self.consumer_index
+    }
+
+    /// The WQEBB that the device fetches next.
+    pub fn fetched_index(&self) -> u16 {
+        self.fetched_index
     }
 
     /// The WQEBB behind the last posted WQE.
@@ -71,7 +91,7 @@ impl SendQueue {
 
     /// Whether the next WQE came by BlueFlame.
     pub fn has_blue_flame_wqe(&self) -> bool {
-        self.blue_flame.contains_key(&self.consumer_index)
+        self.blue_flame.contains_key(&self.fetched_index)
     }
 
     /// Reads the producer index from the doorbell record.
@@ -99,10 +119,10 @@ impl SendQueue {
         ahead != 0 && u32::from(ahead) <= size
     }
 
-    /// Whether a WQE that begins at this index is posted and not executed.
+    /// Whether a WQE that begins at this index is posted and not fetched.
     pub fn is_pending(&self, index: u16) -> bool {
-        index.wrapping_sub(self.consumer_index)
-            < self.producer_index.wrapping_sub(self.consumer_index)
+        index.wrapping_sub(self.fetched_index)
+            < self.producer_index.wrapping_sub(self.fetched_index)
     }
 
     /// Takes the doorbell of a WQE that ends at this index: it and all before it may be executed.
@@ -126,14 +146,14 @@ impl SendQueue {
         }
     }
 
-    /// Whether a doorbell has come of a WQE that is not executed.
+    /// Whether a doorbell has come of a WQE that is not fetched.
     pub(crate) fn has_rung(&self) -> bool {
-        self.rung_index != self.consumer_index
+        self.rung_index != self.fetched_index
     }
 
-    /// Whether there are WQEs to execute: posted ones whose doorbell has come.
+    /// Whether there are WQEs to fetch: posted ones whose doorbell has come.
     pub fn has_pending(&self) -> bool {
-        self.producer_index != self.consumer_index && self.rung_index != self.consumer_index
+        self.producer_index != self.fetched_index && self.has_rung()
     }
 
     /// Reads the next WQE, whole, in place of the content of `to`.
@@ -146,7 +166,7 @@ impl SendQueue {
         to: &mut Vec<u8>,
     ) -> Result<CtrlSegment, String> {
         to.clear();
-        let index = self.consumer_index;
+        let index = self.fetched_index;
         let copy = self.blue_flame.get(&index).map_or(&[][..], |copy| &copy[..]);
         match copy.first_chunk::<WQEBB>() {
             Some(first) => to.extend(first),
@@ -215,23 +235,35 @@ impl SendQueue {
     /// Drops all posted WQEs.
     pub fn discard_pending(&mut self) {
         self.consumer_index = self.producer_index;
+        self.fetched_index = self.producer_index;
         self.rung_index = self.producer_index;
         self.blue_flame.clear();
     }
 
-    /// Advances past a WQE of `count` WQEBBs.
-    pub fn advance(&mut self, count: u16) {
+    /// Fetches a WQE of `count` WQEBBs: it is in flight until it is completed.
+    pub fn fetch(&mut self, count: u16) {
         for _ in 0..count {
-            self.blue_flame.remove(&self.consumer_index);
-            self.consumer_index = self.consumer_index.wrapping_add(1);
+            self.blue_flame.remove(&self.fetched_index);
+            self.fetched_index = self.fetched_index.wrapping_add(1);
         }
-        let passed = |index: u16| index.wrapping_sub(self.consumer_index) >= 0x8000;
-        // The device has executed a WQE that is longer than the posted WQEBBs.
+        let passed = |index: u16| index.wrapping_sub(self.fetched_index) >= 0x8000;
+        // The device has fetched a WQE that is longer than the posted WQEBBs.
         if passed(self.producer_index) {
-            self.producer_index = self.consumer_index;
+            self.producer_index = self.fetched_index;
         }
         if passed(self.rung_index) {
-            self.rung_index = self.consumer_index;
+            self.rung_index = self.fetched_index;
         }
+    }
+
+    /// Advances past a WQE of `count` WQEBBs that is never in flight.
+    pub fn advance(&mut self, count: u16) {
+        self.fetch(count);
+        self.complete(count);
+    }
+
+    /// Completes the oldest WQE in flight, which has `count` WQEBBs.
+    pub fn complete(&mut self, count: u16) {
+        self.consumer_index = self.consumer_index.wrapping_add(count);
     }
 }

@@ -415,7 +415,8 @@ impl Driver {
         self.modify(opcode::RST2INIT_QP, qp, 0, &rights)?;
         let receive = [(qpc::mtu, 3), (qpc::min_rnr_nak, 1)];
         self.modify(opcode::INIT2RTR_QP, qp, peer, &receive)?;
-        self.modify(opcode::RTR2RTS_QP, qp, peer, &[])?;
+        let send = [(qpc::retry_count, 3), (qpc::rnr_retry, 2)];
+        self.modify(opcode::RTR2RTS_QP, qp, peer, &send)?;
         Ok(())
     }
 

@@ -16,9 +16,10 @@ const CONNECTX: &[Layer] = &[
             "format",
             "guest",
             "interrupt",
+            "link",
             "options",
+            "path",
             "recording",
-            "scratch",
         ],
     ),
     (

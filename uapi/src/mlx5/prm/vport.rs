@@ -125,6 +125,8 @@ super::layouts! {
         out_of_sequence: 0x1c0, 0x20;
         duplicate_request: 0x200, 0x20;
         rnr_nak_retry_err: 0x240, 0x20;
+        packet_seq_err: 0x280, 0x20;
+        implied_nak_seq_err: 0x2c0, 0x20;
         local_ack_timeout_err: 0x300, 0x20;
         req_rnr_retries_exceeded: 0x380, 0x20;
         resp_local_length_error: 0x3c0, 0x20;

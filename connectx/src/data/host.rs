@@ -1,0 +1,178 @@
+//! The device as the transport sees it: [`Host`].
+//!
+//! Pairs with `uverbs_roce`. The requester's part is in [`super::requester`], the responder's in [`super::responder`].
+
+use uverbs_roce::headers::Packet;
+use uverbs_roce::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
+use uverbs_uapi::wc::ib_wc_status;
+
+use crate::device::Device;
+use crate::format::event;
+use crate::format::syndrome::Syndrome;
+use crate::object::qp::QpState;
+use crate::path::Path;
+use crate::recording::{self, Entry};
+
+/// The device, while the transport calls it.
+pub(crate) struct DeviceHost<'d>(pub(crate) &'d mut Device);
+
+impl Host for DeviceHost<'_> {
+    type Path = Path;
+
+    fn admit(&mut self, qpn: u32, from: &Path, packet: &Packet<'_>) -> bool {
+        self.0.admit_packet(qpn, from, packet)
+    }
+
+    fn begin(&mut self, qpn: u32, _: u64) {
+        self.0.decide_fate(qpn);
+    }
+
+    fn send(&mut self, qpn: u32, to: &Path, packet: &[u8]) -> bool {
+        self.0.send_packet(qpn, to, packet)
+    }
+
+    fn read_local(
+        &mut self,
+        qpn: u32,
+        request: u64,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<(), ib_wc_status> {
+        self.0.read_request_data(qpn, request, offset, to).map_err(Syndrome::status)
+    }
+
+    fn write_local(
+        &mut self,
+        qpn: u32,
+        request: u64,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), ib_wc_status> {
+        self.0.write_response_data(qpn, request, offset, data).map_err(Syndrome::status)
+    }
+
+    fn write_old(&mut self, qpn: u32, request: u64, old: u64) -> Result<(), ib_wc_status> {
+        self.0.write_old_value(qpn, request, old).map_err(Syndrome::status)
+    }
+
+    fn run_local(&mut self, qpn: u32, request: u64) -> Result<(), ib_wc_status> {
+        self.0.run_local_request(qpn, request).map_err(Syndrome::status)
+    }
+
+    fn complete(&mut self, qpn: u32, _: u64, status: ib_wc_status) {
+        self.0.complete_request(qpn, status);
+    }
+
+    fn check_remote(&mut self, qpn: u32, right: Right, target: Target) -> Result<(), Refusal> {
+        self.0.check_target(qpn, right, target)
+    }
+
+    fn read_remote(&mut self, qpn: u32, target: Target, to: &mut [u8]) -> Result<(), Refusal> {
+        self.0.read_target(qpn, target, to)
+    }
+
+    fn write_remote(&mut self, qpn: u32, target: Target, data: &[u8]) -> Result<(), Refusal> {
+        self.0.write_target(qpn, target, data)
+    }
+
+    fn atomic(&mut self, qpn: u32, target: Target, change: Atomic) -> Result<u64, Refusal> {
+        self.0.change_target(qpn, target, change)
+    }
+
+    /// The capabilities do not announce it, and no WQE asks for it.
+    fn atomic_write(&mut self, _: u32, _: Target, _: [u8; 8]) -> Result<(), Refusal> {
+        Err(Refusal::InvalidRequest)
+    }
+
+    /// As [`Host::atomic_write`].
+    fn flush(&mut self, _: u32, _: Target, _: u8, _: u8) -> Result<(), Refusal> {
+        Err(Refusal::InvalidRequest)
+    }
+
+    fn invalidate(&mut self, qpn: u32, _: Option<u32>, key: u32) -> Result<(), Refusal> {
+        self.0.invalidate_for_peer(qpn, key)
+    }
+
+    fn take_receive(&mut self, qpn: u32, srq: Option<u32>) -> Result<Option<u64>, Refusal> {
+        self.0.take_next_receive(qpn, srq)
+    }
+
+    fn write_receive(
+        &mut self,
+        qpn: u32,
+        _: u64,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), ib_wc_status> {
+        self.0.fill_receive(qpn, offset, data).map_err(Syndrome::status)
+    }
+
+    fn complete_receive(
+        &mut self,
+        qpn: u32,
+        _: u64,
+        received: Result<Received<'_, Path>, ib_wc_status>,
+    ) {
+        self.0.end_receive(qpn, received.map_err(Syndrome::of_status));
+    }
+
+    fn event(&mut self, qpn: u32, event: Event) {
+        match event {
+            // The kernel's driver learns of a first packet by its completion, and knows no state SQD.
+            Event::CommunicationEstablished | Event::SendQueueDrained => {}
+            Event::SendFailed => self.0.stop_sending(qpn),
+            Event::Refused(Refusal::InvalidRequest) => {
+                self.0.move_qp_to_error(qpn, Some(event::WQ_INVALID_REQUEST));
+            }
+            Event::Refused(Refusal::Access) => {
+                self.0.objects.count_for_qp(qpn, |counter| {
+                    counter.resp_remote_access_errors =
+                        counter.resp_remote_access_errors.wrapping_add(1)
+                });
+                self.0.move_qp_to_error(qpn, Some(event::WQ_ACCESS_ERROR));
+            }
+            Event::Refused(Refusal::Operational) | Event::ReceiveFailed => {
+                self.0.move_qp_to_error(qpn, None);
+            }
+        }
+    }
+
+    fn count(&mut self, qpn: u32, counter: Counter) {
+        let why = match counter {
+            Counter::Timeouts => Some(recording::Refusal::Lost),
+            Counter::RnrNaks => Some(recording::Refusal::RnrNak),
+            _ => None,
+        };
+        if let Some(why) = why {
+            self.0.recorder.add(self.0.now, &Entry::Refusal { number: qpn, why });
+        }
+        self.0.objects.count_for_qp(qpn, |set| {
+            let count = match counter {
+                Counter::Timeouts => &mut set.local_ack_timeout_err,
+                Counter::RnrNaks => &mut set.rnr_nak_retry_err,
+                Counter::Duplicates => &mut set.duplicate_request,
+                Counter::OutOfSequence => &mut set.out_of_sequence,
+                Counter::OutOfBuffer => &mut set.out_of_buffer,
+                Counter::SequenceNaks => &mut set.packet_seq_err,
+                Counter::ImpliedNaks => &mut set.implied_nak_seq_err,
+            };
+            *count = count.wrapping_add(1);
+        });
+    }
+}
+
+impl Device {
+    /// Moves a queue pair to the state in which the transport is after a request has failed, and schedules it, so that
+    /// the other WQEs are flushed.
+    fn stop_sending(&mut self, qpn: u32) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        // UC and datagrams only stop sending.
+        if qp.service.transport().is_reliable() {
+            return self.move_qp_to_error(qpn, None);
+        }
+        if qp.state == QpState::ReadyToSend {
+            qp.state = QpState::SendError;
+        }
+        self.schedule(qpn);
+    }
+}

@@ -1,0 +1,209 @@
+//! The link of a port: the packets that it has sent and that have not arrived.
+//!
+//! Pairs with [`crate::fabric`], which delivers them. Packets of one queue pair arrive in order; those of different
+//! ones in any order. A test can hold a request's packets back: then the later requests of its queue pair wait behind
+//! them, and its responses to the peer do not.
+
+use std::collections::VecDeque;
+
+use crate::fault::{Delay, MAX_DELAY};
+use crate::path::Path;
+
+/// Buffers that are kept for packets to come: more than a queue pair sends without an acknowledgement.
+const SPARE: usize = 256;
+
+/// A packet on its way.
+pub(crate) struct Flight {
+    /// The queue pair that sent it.
+    pub(crate) queue: u32,
+    pub(crate) path: Path,
+    /// From BTH to padding.
+    pub(crate) packet: Vec<u8>,
+}
+
+/// A packet that is held back.
+struct Held {
+    flight: Flight,
+    /// When it goes on, if it is the first one of its queue pair.
+    due: u64,
+    /// The number of other messages that it still waits for, at most until it is due.
+    passes: Option<u32>,
+}
+
+/// The packets that a port has sent.
+#[derive(Default)]
+pub(crate) struct Link {
+    flights: VecDeque<Flight>,
+    held: VecDeque<Held>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Link {
+    /// Sends a packet of a queue pair: a request, which `delay` holds back, or a response.
+    pub(crate) fn send(
+        &mut self,
+        now: u64,
+        (queue, path): (u32, Path),
+        packet: &[u8],
+        request: bool,
+        delay: Option<Delay>,
+    ) {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(packet);
+        let flight = Flight { queue, path, packet: bytes };
+        if !(request && (delay.is_some() || self.holds(queue))) {
+            return self.flights.push_back(flight);
+        }
+        let (due, passes) = match delay {
+            None => (now, None),
+            Some(Delay::Time(wait)) => (now.saturating_add(wait), None),
+            Some(Delay::Messages(passes)) => (now.saturating_add(MAX_DELAY), Some(passes)),
+        };
+        self.held.push_back(Held { flight, due, passes });
+    }
+
+    /// Whether packets of a queue pair are held back.
+    fn holds(&self, queue: u32) -> bool {
+        self.held.iter().any(|held| held.flight.queue == queue)
+    }
+
+    /// Counts a message of a queue pair that was sent: it passes those of other queue pairs that are held back.
+    pub(crate) fn pass(&mut self, queue: u32) {
+        for held in self.held.iter_mut().filter(|held| held.flight.queue != queue) {
+            held.passes = held.passes.map(|passes| passes.saturating_sub(1));
+        }
+    }
+
+    /// The first packet that is held back of each queue pair.
+    fn first_held(&self) -> impl Iterator<Item = &Held> {
+        self.held.iter().enumerate().filter_map(|(at, held)| {
+            let queue = held.flight.queue;
+            let first = !self.held.range(..at).any(|before| before.flight.queue == queue);
+            first.then_some(held)
+        })
+    }
+
+    /// Lets the packets go on that are due.
+    pub(crate) fn release(&mut self, now: u64) {
+        if !self.first_held().any(|held| held.is_due(now)) {
+            return;
+        }
+        let mut waiting = Vec::new();
+        for held in std::mem::take(&mut self.held) {
+            let queue = held.flight.queue;
+            if waiting.contains(&queue) || !held.is_due(now) {
+                waiting.push(queue);
+                self.held.push_back(held);
+            } else {
+                self.flights.push_back(held.flight);
+            }
+        }
+    }
+
+    /// When the next packet goes on that is held back.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.first_held().map(|held| if held.passes == Some(0) { 0 } else { held.due }).min()
+    }
+
+    /// The number of packets that may arrive now.
+    pub(crate) fn len(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// The queue pair that sent the packet with `before` others in front.
+    pub(crate) fn queue(&self, before: usize) -> Option<u32> {
+        self.flights.get(before).map(|flight| flight.queue)
+    }
+
+    /// Takes the first packet.
+    pub(crate) fn take(&mut self) -> Option<Flight> {
+        self.flights.pop_front()
+    }
+
+    /// Takes the first packet of a queue pair.
+    pub(crate) fn take_of(&mut self, queue: u32) -> Option<Flight> {
+        let at = self.flights.iter().position(|flight| flight.queue == queue)?;
+        self.flights.remove(at)
+    }
+
+    /// Takes back the memory of a packet that has arrived.
+    pub(crate) fn recycle(&mut self, flight: Flight) {
+        if self.spare.len() < SPARE {
+            self.spare.push(flight.packet);
+        }
+    }
+}
+
+impl Held {
+    fn is_due(&self, now: u64) -> bool {
+        self.due <= now || self.passes == Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::{Destination, Source};
+
+    /// Sends a packet of one byte, its name.
+    fn send(link: &mut Link, now: u64, queue: u32, name: u8, delay: Option<Delay>) {
+        let path = Path {
+            destination: Destination::Lid(1),
+            source_index: 0,
+            source_qpn: queue,
+            sl: 0,
+            priority: 0,
+            route: None,
+            source: Source::default(),
+        };
+        link.send(now, (queue, path), &[name], true, delay);
+    }
+
+    fn arrive(link: &mut Link, now: u64) -> Vec<u8> {
+        link.release(now);
+        std::iter::from_fn(|| link.take()).map(|flight| flight.packet[0]).collect()
+    }
+
+    #[test]
+    fn later_requests_of_a_queue_pair_wait_behind_a_late_one() {
+        let mut link = Link::default();
+        send(&mut link, 0, 1, b'a', Some(Delay::Time(100)));
+        send(&mut link, 10, 1, b'b', None);
+        send(&mut link, 10, 2, b'c', None);
+        send(&mut link, 10, 1, b'd', Some(Delay::Time(200)));
+        assert_eq!(arrive(&mut link, 50), b"c");
+        assert_eq!(link.deadline(), Some(100));
+        assert_eq!(arrive(&mut link, 100), b"ab");
+        assert_eq!(link.deadline(), Some(210));
+        assert_eq!(arrive(&mut link, 210), b"d");
+        assert_eq!(link.deadline(), None);
+    }
+
+    #[test]
+    fn a_message_waits_for_others_at_most_max_delay() {
+        let mut link = Link::default();
+        send(&mut link, 0, 1, b'a', Some(Delay::Messages(2)));
+        link.pass(1);
+        link.pass(2);
+        assert_eq!(arrive(&mut link, 0), b"");
+        assert_eq!(link.deadline(), Some(MAX_DELAY));
+        link.pass(3);
+        assert_eq!(arrive(&mut link, 0), b"a");
+        send(&mut link, 1, 1, b'b', Some(Delay::Messages(2)));
+        assert_eq!(arrive(&mut link, 1 + MAX_DELAY), b"b");
+    }
+
+    #[test]
+    fn packets_of_one_queue_pair_keep_their_order_whichever_is_chosen() {
+        let mut link = Link::default();
+        for (queue, name) in [(1, b'a'), (1, b'b'), (2, b'c'), (1, b'd')] {
+            send(&mut link, 0, queue, name, None);
+        }
+        assert_eq!((link.queue(2), link.queue(3), link.queue(4)), (Some(2), Some(1), None));
+        let of = |link: &mut Link, queue| link.take_of(queue).map(|flight| flight.packet[0]);
+        assert_eq!((of(&mut link, 2), of(&mut link, 2)), (Some(b'c'), None));
+        assert_eq!((of(&mut link, 1), of(&mut link, 1)), (Some(b'a'), Some(b'b')));
+        assert_eq!(link.len(), 1);
+    }
+}
