@@ -16,7 +16,7 @@ use crate::guest::GuestMemory;
 use crate::hca_caps::HcaCaps;
 use crate::init_segment::InitSegment;
 use crate::interrupt::Interrupts;
-use crate::link::Link;
+use crate::link::{Departing, Link};
 use crate::object::Objects;
 use crate::options::Options;
 use crate::pages::FirmwarePages;
@@ -50,6 +50,8 @@ pub struct Device {
     pub(crate) endpoint: Option<Box<Endpoint<Path>>>,
     /// The packets that have left.
     pub(crate) link: Link,
+    /// The payload of the packet that the transport puts together.
+    pub(crate) departing: Departing,
     /// Whether the turn of a queue pair ends with a message.
     pub(crate) turn_ends_with_message: bool,
     /// When queue pairs in error state look for late receives: time and QPN.
@@ -101,6 +103,7 @@ impl Device {
             ready_queues: ReadyQueues::default(),
             endpoint: Some(Box::default()),
             link: Link::default(),
+            departing: Departing::default(),
             turn_ends_with_message: false,
             late_receive_timers: BTreeSet::new(),
             cq_timers: BTreeSet::new(),
@@ -182,11 +185,17 @@ impl Device {
         if !self.bus_master {
             return None;
         }
-        let queue = self.late_receive_timers.first().map(|(due, _)| *due);
-        let event = self.cq_timers.first().map(|(due, _)| *due);
         let transport = self.endpoint.as_ref().and_then(|endpoint| endpoint.deadline());
-        let others = [event, transport, self.link.deadline(), self.faults.next_link_change()];
-        queue.into_iter().chain(others.into_iter().flatten()).min()
+        let timers = [&self.late_receive_timers, &self.cq_timers];
+        let others = timers.map(|timers| timers.first().map(|(due, _)| *due));
+        let mut first = transport;
+        for due in others.into_iter().chain([self.link.deadline(), self.faults.next_link_change()])
+        {
+            if due.is_some_and(|due| first.is_none_or(|first| due < first)) {
+                first = due;
+            }
+        }
+        first
     }
 
     /// Guest memory, to map.

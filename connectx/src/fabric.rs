@@ -24,6 +24,9 @@ const COST_PER_POLL: u64 = 1 << 20;
 /// The cost of each WQE and of each packet, in steps.
 const WQE_COST: u64 = 64;
 
+/// A payload that is in memory of the sender.
+static BLANK: [u8; 4096] = [0; 4096];
+
 /// Functions behind one switch.
 #[derive(Default)]
 pub struct Fabric {
@@ -113,7 +116,7 @@ impl Fabric {
         let mut worked = self.start_turn(now);
         self.budget = COST_PER_POLL;
         self.end_turns_with_messages(false);
-        while self.budget > 0 && (self.run_queues() | self.run_senders() | self.run_links()) {
+        while self.budget > 0 && self.run_functions() {
             worked = true;
         }
         let more = self.budget == 0 || self.ready() > 0;
@@ -181,54 +184,46 @@ impl Fabric {
         devices.fold(false, |due, device| device.run_timers() | due)
     }
 
-    /// Serves each queue that is ready once, while the budget lasts. Returns whether one did anything.
-    fn run_queues(&mut self) -> bool {
+    /// Does what each function can do now, while the budget lasts. Returns whether there was anything.
+    fn run_functions(&mut self) -> bool {
         let mut worked = false;
         let (first, count) = (self.first, self.functions.len());
-        for number in (0..count).map(|step| (first + step) % count) {
-            if !self.functions[number].device().bus_master {
-                continue;
-            }
-            for _ in 0..self.functions[number].device().ready_queues.len() {
-                let device = self.functions[number].device_mut();
-                let Some(queue) = device.ready_queues.take(0) else { break };
-                worked |= self.serve(number, queue, WQES_PER_TURN);
-                if self.budget == 0 {
-                    self.first = (number + 1) % count;
-                    return worked;
-                }
+        for number in (first..count).chain(0..first) {
+            worked |= self.run_function(number);
+            if self.budget == 0 {
+                self.first = (number + 1) % count;
+                break;
             }
         }
         worked
     }
 
-    /// Gives each queue pair that may send a turn, while the budget lasts. Returns whether one did anything.
-    fn run_senders(&mut self) -> bool {
+    /// Serves each queue of a function once that has WQEs, gives each queue pair a turn that may send, and delivers what
+    /// they have sent. Returns whether it did anything.
+    fn run_function(&mut self, number: usize) -> bool {
+        let [queues, ..] = ready(self.functions[number].device());
         let mut worked = false;
-        for number in 0..self.functions.len() {
-            if !self.functions[number].device().bus_master {
-                continue;
-            }
-            for _ in 0..self.functions[number].device().senders() {
-                worked |= self.functions[number].device_mut().send_packets(0);
-                if !self.charge() {
-                    return worked;
-                }
+        for _ in 0..queues {
+            let Some(queue) = self.functions[number].device_mut().ready_queues.take(0) else {
+                break;
+            };
+            worked |= self.serve(number, queue, WQES_PER_TURN);
+            if self.budget == 0 {
+                return worked;
             }
         }
-        worked
-    }
-
-    /// Delivers the packets on all links, while the budget lasts. Returns whether there were any.
-    fn run_links(&mut self) -> bool {
-        let mut worked = false;
-        for number in 0..self.functions.len() {
-            while self.budget > 0 {
-                let Some(flight) = self.functions[number].device_mut().link.take() else { break };
-                self.deliver(number, flight);
-                self.charge();
-                worked = true;
+        let [_, senders, _] = ready(self.functions[number].device());
+        for _ in 0..senders {
+            worked |= self.functions[number].device_mut().send_packets(0);
+            if !self.charge() {
+                return worked;
             }
+        }
+        while self.budget > 0 {
+            let Some(flight) = self.functions[number].device_mut().link.take() else { break };
+            self.deliver(number, flight);
+            self.charge();
+            worked = true;
         }
         worked
     }
@@ -274,10 +269,11 @@ impl Fabric {
                 return worked;
             }
             worked = true;
+            if !self.functions[number].device().has_rung_sends(queue) {
+                return worked;
+            }
         }
-        if self.functions[number].device().has_rung_sends(queue) {
-            self.functions[number].device_mut().schedule(queue);
-        }
+        self.functions[number].device_mut().schedule(queue);
         worked
     }
 
@@ -322,14 +318,39 @@ impl Fabric {
                 Destination::Group(group) => self.deliver_to_group(from, &group, &flight, &packet),
                 destination => {
                     if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {
-                        let device = self.functions[to].device_mut();
-                        device.receive_packet(packet.bth.destination(), &flight.path, &packet);
+                        self.deliver_to(from, to, &flight, packet);
                     }
                 }
             }
         }
         self.functions[from].device_mut().link.recycle(flight);
         ends
+    }
+
+    fn deliver_to(&mut self, from: usize, to: usize, flight: &Flight, mut packet: Packet<'_>) {
+        let qpn = packet.bth.destination();
+        let Some(lent) = flight.lent else {
+            let device = self.functions[to].device_mut();
+            return device.receive_packet(qpn, &flight.path, &packet, None);
+        };
+        // The payload is in memory, and only its length counts here.
+        packet.payload = &BLANK[..lent.len().min(BLANK.len())];
+        // Memory that the program has taken back loses the packet.
+        if !self.functions[from].device().is_readable(&lent) {
+            return;
+        }
+        if from == to {
+            let device = self.functions[to].device_mut();
+            return device.receive_packet(qpn, &flight.path, &packet, Some((lent, None)));
+        }
+        let (left, right) = self.functions.split_at_mut(from.max(to));
+        let (sender, receiver) = match from < to {
+            true => (&mut left[from], &mut right[0]),
+            false => (&mut right[0], &mut left[to]),
+        };
+        let memory = Some(&sender.device().memory);
+        let device = receiver.device_mut();
+        device.receive_packet(qpn, &flight.path, &packet, Some((lent, memory)));
     }
 
     fn deliver_to_group(
@@ -350,7 +371,7 @@ impl Fabric {
                 // A sender that is a member of the group receives its own message, unless
                 // `block_lb_mc` is set.
                 if !(no_loopback && number == from && qpn == flight.queue) {
-                    device.receive_packet(qpn, &flight.path, packet);
+                    device.receive_packet(qpn, &flight.path, packet, None);
                 }
             }
         }

@@ -132,6 +132,32 @@ impl Place<'_> {
         }
     }
 
+    /// Writes the whole piece with bytes of another one, which is as long.
+    fn copy_from(&self, from: &Place<'_>) {
+        assert_eq!(from.len, self.len);
+        let mut at = 0;
+        if self.bulk && from.bulk && self.len >= BULK {
+            at = self.len - BULK_TAIL;
+            // SAFETY: `from` is readable, this piece is writable, and both are longer than `at`; other accesses to them
+            // do not race, as `Place` says. They may overlap.
+            unsafe { std::ptr::copy(from.address, self.address, at) };
+            fence(Ordering::Acquire);
+        }
+        let mut bytes = [0; BULK];
+        while at < self.len {
+            let len = (self.len - at).min(bytes.len());
+            from.part(at, len).read(&mut bytes[..len]);
+            self.part(at, len).write(&bytes[..len]);
+            at += len;
+        }
+    }
+
+    /// A part of the piece, inside of it.
+    fn part(&self, at: usize, len: usize) -> Place<'_> {
+        assert!(at + len <= self.len);
+        Place { address: self.address.wrapping_add(at), len, ..*self }
+    }
+
     /// Replaces the piece, a word of 4 or 8 bytes, atomically, and returns the old value; `None` if
     /// it is none, or not aligned to its size.
     fn update(&self, mut change: impl FnMut(u64) -> u64) -> Option<u64> {
@@ -653,6 +679,40 @@ impl GuestMemory {
             place.write(&from[at..at + place.len]);
         }
         Ok(())
+    }
+
+    /// Writes `len` bytes of another memory, or of this one, or nothing if the range is not writable as a whole.
+    ///
+    /// # Errors
+    /// [`DmaFault`] if any byte has no memory or is not writable.
+    pub fn copy(
+        &self,
+        address: u64,
+        from: (&GuestMemory, u64),
+        len: usize,
+    ) -> Result<(), DmaFault> {
+        let (source, start) = from;
+        let pieces = (self.piece(address, len, true), source.piece(start, len, false));
+        if let (Some(to), Some(from)) = pieces {
+            to.copy_from(&from);
+            return Ok(());
+        }
+        self.writable(address, len)?;
+        for piece in self.places(address, len, true) {
+            let (at, place) = piece?;
+            let mut bytes = vec![0; place.len];
+            source.read(start.saturating_add(at as u64), &mut bytes)?;
+            place.write(&bytes);
+        }
+        Ok(())
+    }
+
+    /// Checks that a range can be read.
+    ///
+    /// # Errors
+    /// [`DmaFault`] if any byte has no memory.
+    pub fn readable(&self, address: u64, len: usize) -> Result<(), DmaFault> {
+        self.places(address, len, false).try_for_each(|piece| piece.map(|_| ()))
     }
 
     /// Reads a big-endian 32-bit word.

@@ -3,6 +3,9 @@
 //! Pairs with [`crate::fabric`], which delivers them. Packets of one queue pair arrive in order; those of different
 //! ones in any order. A test can hold a request's packets back: then the later requests of its queue pair wait behind
 //! them, and its responses to the peer do not.
+//!
+//! The payload of a long packet stays where it is until the packet arrives, so that it is copied once: from memory to
+//! memory. The memory belongs to a request that is not complete, or to the responder of a read.
 
 use std::collections::VecDeque;
 
@@ -12,13 +15,48 @@ use crate::path::Path;
 /// Buffers that are kept for packets to come: more than a queue pair sends without an acknowledgement.
 const SPARE: usize = 256;
 
+/// The shortest payload that stays where it is; shorter ones are copied sooner than found.
+pub(crate) const LENT: usize = 512;
+
+/// A payload in memory of the sender: one or two ranges, each with its address and its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lent {
+    pub(crate) ranges: [(u64, usize); 2],
+}
+
+impl Lent {
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges[0].1 + self.ranges[1].1
+    }
+
+    /// The first `at` bytes, and the others.
+    pub(crate) fn split_at(self, at: usize) -> (Lent, Lent) {
+        let [(one, first), (two, second)] = self.ranges;
+        let (left, right) = (at.min(first), at.saturating_sub(first).min(second));
+        let ranges = [(one, left), (two, right)];
+        let rest = [(one + left as u64, first - left), (two + right as u64, second - right)];
+        (Lent { ranges }, Lent { ranges: rest })
+    }
+}
+
+/// The payload of a packet that is put together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Departing {
+    /// Bytes.
+    pub(crate) len: usize,
+    /// Where it stays.
+    pub(crate) lent: Option<Lent>,
+}
+
 /// A packet on its way.
 pub(crate) struct Flight {
     /// The queue pair that sent it.
     pub(crate) queue: u32,
     pub(crate) path: Path,
-    /// From BTH to padding.
+    /// From BTH to padding, but for a payload that is lent.
     pub(crate) packet: Vec<u8>,
+    pub(crate) lent: Option<Lent>,
 }
 
 /// A packet that is held back.
@@ -39,33 +77,32 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Sends a packet of a queue pair: a request, which `delay` holds back, or a response.
-    pub(crate) fn send(
-        &mut self,
-        now: u64,
-        (queue, path): (u32, Path),
-        packet: &[u8],
-        request: bool,
-        delay: Option<Delay>,
-    ) {
-        let mut bytes = self.spare.pop().unwrap_or_default();
-        bytes.clear();
-        bytes.extend_from_slice(packet);
-        let flight = Flight { queue, path, packet: bytes };
-        if !(request && (delay.is_some() || self.holds(queue))) {
-            return self.flights.push_back(flight);
-        }
+    /// A packet with these bytes. Its memory is that of one that has arrived.
+    pub(crate) fn flight(&mut self, queue: u32, path: Path, bytes: &[u8]) -> Flight {
+        let mut packet = self.spare.pop().unwrap_or_default();
+        packet.clear();
+        packet.extend_from_slice(bytes);
+        Flight { queue, path, packet, lent: None }
+    }
+
+    /// Sends a packet.
+    pub(crate) fn send(&mut self, flight: Flight) {
+        self.flights.push_back(flight);
+    }
+
+    /// Whether a request of a queue pair is held back.
+    pub(crate) fn holds(&self, queue: u32) -> bool {
+        self.held.iter().any(|held| held.flight.queue == queue)
+    }
+
+    /// Holds a request back: until the end of `delay`, and until those before it go on.
+    pub(crate) fn hold(&mut self, now: u64, flight: Flight, delay: Option<Delay>) {
         let (due, passes) = match delay {
             None => (now, None),
             Some(Delay::Time(wait)) => (now.saturating_add(wait), None),
             Some(Delay::Messages(passes)) => (now.saturating_add(MAX_DELAY), Some(passes)),
         };
         self.held.push_back(Held { flight, due, passes });
-    }
-
-    /// Whether packets of a queue pair are held back.
-    fn holds(&self, queue: u32) -> bool {
-        self.held.iter().any(|held| held.flight.queue == queue)
     }
 
     /// Counts a message of a queue pair that was sent: it passes those of other queue pairs that are held back.
@@ -101,8 +138,17 @@ impl Link {
         }
     }
 
+    /// Loses the packets of a queue pair whose payload is lent: the program takes its memory back.
+    pub(crate) fn lose_lent(&mut self, queue: u32) {
+        self.flights.retain(|flight| flight.queue != queue || flight.lent.is_none());
+    }
+
     /// When the next packet goes on that is held back.
     pub(crate) fn deadline(&self) -> Option<u64> {
+        // Each run asks, and packets are rarely held back.
+        if self.held.is_empty() {
+            return None;
+        }
         self.first_held().map(|held| if held.passes == Some(0) { 0 } else { held.due }).min()
     }
 
@@ -157,7 +203,11 @@ mod tests {
             route: None,
             source: Source::default(),
         };
-        link.send(now, (queue, path), &[name], true, delay);
+        let flight = link.flight(queue, path, &[name]);
+        match delay.is_some() || link.holds(queue) {
+            true => link.hold(now, flight, delay),
+            false => link.send(flight),
+        }
     }
 
     fn arrive(link: &mut Link, now: u64) -> Vec<u8> {
@@ -192,6 +242,31 @@ mod tests {
         assert_eq!(arrive(&mut link, 0), b"a");
         send(&mut link, 1, 1, b'b', Some(Delay::Messages(2)));
         assert_eq!(arrive(&mut link, 1 + MAX_DELAY), b"b");
+    }
+
+    #[test]
+    fn a_payload_that_is_lent_is_split_across_its_ranges() {
+        let lent = Lent { ranges: [(100, 10), (500, 6)] };
+        assert_eq!(lent.split_at(16).1.len(), 0);
+        let (head, rest) = lent.split_at(12);
+        assert_eq!(head.ranges, [(100, 10), (500, 2)]);
+        assert_eq!((rest.len(), rest.ranges[1]), (4, (502, 4)));
+        let (head, rest) = lent.split_at(4);
+        assert_eq!((head.len(), rest.ranges), (4, [(104, 6), (500, 6)]));
+    }
+
+    #[test]
+    fn packets_whose_memory_is_taken_back_are_lost() {
+        let mut link = Link::default();
+        for queue in [1, 2] {
+            send(&mut link, 0, queue, b'a', None);
+            let flight = link.take_of(queue).unwrap();
+            link.send(Flight { lent: Some(Lent { ranges: [(0, 8), (0, 0)] }), ..flight });
+            send(&mut link, 0, queue, b'b', None);
+        }
+        link.lose_lent(1);
+        let left: Vec<_> = std::iter::from_fn(|| link.take()).map(|left| left.queue).collect();
+        assert_eq!(left, [1, 2, 2]);
     }
 
     #[test]

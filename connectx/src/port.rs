@@ -2,12 +2,11 @@
 //!
 //! Pairs with the vport commands and with the registers behind ACCESS_REG.
 
-use uverbs_roce::headers::Packet;
-use uverbs_roce::opcodes::Kind;
+use uverbs_roce::opcodes::{Kind, Opcode};
 use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, roce_addr_layout};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
-use crate::path::Path;
+use crate::path::{L3, Path, Source};
 
 /// Entries of the RoCE address table, and of the GID table of an InfiniBand port.
 pub const GIDS: usize = 16;
@@ -61,12 +60,12 @@ impl TrafficByCast {
     }
 
     /// Counts a packet between queue pairs, unless it is a response without data.
-    pub(crate) fn add_packet(&mut self, path: &Path, packet: &Packet<'_>) {
-        if packet.opcode.operation.kind() == Kind::Response && packet.payload.is_empty() {
+    pub(crate) fn add_packet(&mut self, path: &Path, opcode: Opcode, payload: usize) {
+        if opcode.operation.kind() == Kind::Response && payload == 0 {
             return;
         }
         let cast = if path.is_multicast() { &mut self.multicast } else { &mut self.unicast };
-        cast.add(1, packet.payload.len());
+        cast.add(1, payload);
     }
 
     /// The sum.
@@ -87,8 +86,8 @@ pub struct Port {
     /// Lists of unicast addresses, multicast addresses and VLANs, as the driver wrote them.
     pub(crate) address_lists: [Vec<u8>; 3],
     pub(crate) gids: Vec<Bits<roce_addr_layout, Vec<u8>>>,
-    /// The addresses in that table with their VLANs, in which each packet is looked up.
-    addresses: Vec<([u8; 16], Option<u16>)>,
+    /// The addresses of that table, which each packet needs.
+    addresses: [Option<Source>; GIDS],
     pub(crate) link_up: bool,
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
@@ -113,7 +112,7 @@ impl Port {
             context,
             address_lists: [vec![], vec![], vec![]],
             gids: (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect(),
-            addresses: vec![],
+            addresses: [None; GIDS],
             link_up: true,
             admin_up: true,
             mtu: MAX_MTU,
@@ -141,36 +140,32 @@ impl Port {
 
     /// The GID at `index` of a RoCE port, if one is set there.
     pub fn roce_gid(&self, index: usize) -> Option<[u8; 16]> {
-        let gid = self.gids.get(index)?.span(roce_addr_layout::source_l3_address);
-        let gid: [u8; 16] = gid.try_into().ok()?;
-        (gid != [0; 16]).then_some(gid)
+        self.roce_address(index).map(|address| address.gid)
     }
 
-    /// The VLAN of the RoCE address at `index`; none if its packets have no tag.
-    pub(crate) fn roce_vlan(&self, index: usize) -> Option<u16> {
-        let entry = self.gids.get(index)?;
-        let tagged = entry.is_set(roce_addr_layout::vlan_valid);
-        tagged.then(|| entry.get(roce_addr_layout::vlan_id) as u16)
+    /// The RoCE address at `index`, if one is set there.
+    pub(crate) fn roce_address(&self, index: usize) -> Option<Source> {
+        *self.addresses.get(index)?
     }
 
     /// Whether a RoCE address of the port is this one, in this VLAN.
     pub(crate) fn has_roce_address(&self, gid: [u8; 16], vlan: Option<u16>) -> bool {
-        self.addresses.contains(&(gid, vlan))
+        let is_it = |address: &Source| address.gid == gid && address.vlan == vlan;
+        self.addresses.iter().flatten().any(is_it)
     }
 
     /// Sets an entry of the table of RoCE addresses; returns false if it has no such entry.
     pub(crate) fn set_gid(&mut self, index: usize, entry: Vec<u8>) -> bool {
         let Some(place) = self.gids.get_mut(index) else { return false };
         *place = Bits::new(entry);
-        let addresses = (0..GIDS).filter_map(|at| Some((self.roce_gid(at)?, self.roce_vlan(at))));
-        self.addresses = addresses.collect();
+        self.addresses[index] = parse_address(place);
         true
     }
 
     /// Clears the RoCE addresses.
     pub(crate) fn clear_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
-        self.addresses.clear();
+        self.addresses = [None; GIDS];
     }
 
     /// Counts a datagram with a wrong Q_Key.
@@ -191,6 +186,24 @@ impl Port {
                 .chunks_exact(8)
                 .any(|entry| entry[2..] == mac[..])
     }
+}
+
+/// The address in an entry of the table; `None` if none is set.
+fn parse_address(entry: &Bits<roce_addr_layout, Vec<u8>>) -> Option<Source> {
+    let gid: [u8; 16] = entry.span(roce_addr_layout::source_l3_address).try_into().ok()?;
+    if gid == [0; 16] {
+        return None;
+    }
+    let tagged = entry.is_set(roce_addr_layout::vlan_valid);
+    let v2 = entry.get(roce_addr_layout::roce_version) != 0;
+    let v6 = entry.get(roce_addr_layout::roce_l3_type) != 0;
+    let l3 = match (v2, v6) {
+        (false, _) => L3::Grh,
+        (true, true) => L3::V6,
+        (true, false) => L3::V4,
+    };
+    let vlan = tagged.then(|| entry.get(roce_addr_layout::vlan_id) as u16);
+    Some(Source { gid, lid: 0, vlan, l3 })
 }
 
 #[cfg(test)]

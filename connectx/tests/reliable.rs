@@ -45,6 +45,36 @@ fn write_atomic_and_read_change_and_return_memory() {
     }
 }
 
+/// Payloads that are long enough stay in memory until their packets arrive.
+#[test]
+fn long_messages_arrive_whole_whatever_their_alignment() {
+    for (start, len) in [(0, 4096), (1, 3000), (7, 1023), (12, 2049), (3, 512)] {
+        let mut p = Pair::new();
+        let data: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
+        // The pages are neighbours.
+        let room = p.driver.alloc_page();
+        let key = p.driver.mkey(p.from, 3 * 4096, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw]);
+        assert_eq!(room, p.from + 2 * 4096);
+        let (from, to) = (p.from + start, p.from + 8192 - start);
+        p.driver.memory().write(from, &data).unwrap();
+        let local = Driver::segment(len, key, from);
+        p.driver.post_send(&mut p.a, WRITE, 0, &[Pair::remote(to, key), local.clone()].concat());
+        let mut back = vec![0; data.len()];
+        p.driver.memory().read(to, &mut back).unwrap();
+        assert_eq!(back, data);
+        p.driver.memory().write(from, &vec![0; data.len()]).unwrap();
+        p.driver.post_send(&mut p.a, READ, 0, &[Pair::remote(to, key), local.clone()].concat());
+        p.driver.memory().read(from, &mut back).unwrap();
+        assert_eq!(back, data);
+        let receive = Driver::segment(len, key, to);
+        p.driver.memory().write(to, &vec![0; data.len()]).unwrap();
+        p.driver.post_receive(&mut p.b, &receive);
+        p.driver.post_send(&mut p.a, SEND, 0, &local);
+        p.driver.memory().read(to, &mut back).unwrap();
+        assert_eq!(back, data);
+    }
+}
+
 #[test]
 fn the_old_value_of_an_atomic_has_the_endianness_of_the_capability() {
     for host_order in [true, false] {

@@ -193,6 +193,7 @@ fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
 fn end_requests(device: &mut Device, number: u32) {
     device.cancel_late_receive_check(number);
     device.transport(|endpoint, _| endpoint.destroy(number));
+    device.link.lose_lent(number);
     device.forget_requests(number);
 }
 

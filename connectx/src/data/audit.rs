@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
+use super::dma::Payload;
 use crate::audit::{Audit, DeviceWrites, Finding, POISON, Rung};
 use crate::chunks::chunks;
 use crate::device::Device;
@@ -79,7 +80,8 @@ impl Device {
             for sge in receive.sges() {
                 // A failed write is reported when a message comes.
                 let poison = vec![POISON; sge.len as usize];
-                let _ = self.dma_write(access(&sge, pd, qpn, AccessRight::LocalWrite), &poison);
+                let access = access(&sge, pd, qpn, AccessRight::LocalWrite);
+                let _ = self.dma_write(access, Payload::Bytes(&poison));
             }
         }
         self.audit = Some(audit);

@@ -4,7 +4,6 @@
 
 use uverbs_roce::{Datagram, Received};
 use uverbs_uapi::mlx5::prm::qpc::qpc;
-use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 
 use crate::device::Device;
 use crate::format::frame;
@@ -66,20 +65,7 @@ impl Device {
         if self.options.port_type == PortType::InfiniBand {
             return Source { gid: self.port.ib_gid(), lid: self.port.lid(), ..Source::default() };
         }
-        let index = usize::from(path.source_index);
-        let Some(entry) = self.port.gids.get(index).filter(|_| path.route.is_some()) else {
-            let gid = self.port.roce_gid(index).unwrap_or_default();
-            return Source { gid, vlan: self.port.roce_vlan(index), ..Source::default() };
-        };
-        let v2 = entry.get(roce_addr_layout::roce_version) != 0;
-        let v6 = entry.get(roce_addr_layout::roce_l3_type) != 0;
-        let l3 = match (v2, v6) {
-            (false, _) => L3::Grh,
-            (true, true) => L3::V6,
-            (true, false) => L3::V4,
-        };
-        let gid = self.port.roce_gid(index).unwrap_or_default();
-        Source { gid, lid: 0, vlan: self.port.roce_vlan(index), l3 }
+        self.port.roce_address(path.source_index.into()).unwrap_or_default()
     }
 }
 

@@ -5,6 +5,8 @@
 use crate::device::Device;
 use crate::format::syndrome::Syndrome;
 use crate::format::wqe::{DataSegment, Sge};
+use crate::guest::GuestMemory;
+use crate::link::{LENT, Lent};
 use crate::object::mkey::{Access, AccessRight, DmaAddress, DmaRange};
 
 /// A queue pair that accesses memory of its PD, or of the PD of an SRQ.
@@ -26,6 +28,43 @@ impl Accessor {
     }
 }
 
+/// Data of a packet that has arrived.
+#[derive(Clone, Copy)]
+pub(crate) enum Payload<'a> {
+    /// In the packet.
+    Bytes(&'a [u8]),
+    /// In memory of the sender; `None` if that is the device itself.
+    Lent(Lent, Option<&'a GuestMemory>),
+}
+
+impl Payload<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Payload::Bytes(bytes) => bytes.len(),
+            Payload::Lent(lent, _) => lent.len(),
+        }
+    }
+
+    /// The first `at` bytes, at most all, and the others.
+    fn split_at(self, at: usize) -> (Self, Self) {
+        match self {
+            Payload::Bytes(bytes) => {
+                let (head, rest) = bytes.split_at(at.min(bytes.len()));
+                (Payload::Bytes(head), Payload::Bytes(rest))
+            }
+            Payload::Lent(lent, memory) => {
+                let (head, rest) = lent.split_at(at);
+                (Payload::Lent(head, memory), Payload::Lent(rest, memory))
+            }
+        }
+    }
+}
+
+/// Whether a payload may stay where it is: a packet with padding is put together at once.
+pub(crate) fn may_lend(len: usize) -> bool {
+    len >= LENT && len % 4 == 0
+}
+
 impl Device {
     fn read_range(&self, range: DmaRange, to: &mut [u8]) -> Result<(), String> {
         match range.address {
@@ -39,15 +78,39 @@ impl Device {
         }
     }
 
-    fn write_range(&self, range: DmaRange, from: &[u8]) -> Result<(), String> {
-        match range.address {
-            DmaAddress::Guest(address) => {
-                self.note_write(address, from.len());
-                self.memory.write(address, from).map_err(|fault| format!("{fault:?}"))
+    fn write_range(&self, range: DmaRange, from: Payload<'_>) -> Result<(), String> {
+        let address = match (range.address, from) {
+            (DmaAddress::Guest(address), _) => address,
+            (DmaAddress::Bar(offset), Payload::Bytes(from)) if self.bar.write(offset, from) => {
+                return Ok(());
             }
-            DmaAddress::Bar(offset) if self.bar.write(offset, from) => Ok(()),
-            DmaAddress::Bar(offset) => Err(format!("no device memory at {offset:#x}")),
-        }
+            (DmaAddress::Bar(offset), Payload::Lent(lent, memory)) => {
+                let mut bytes = vec![0; lent.len()];
+                let (one, two) = bytes.split_at_mut(lent.ranges[0].1);
+                for ((address, _), to) in lent.ranges.into_iter().zip([one, two]) {
+                    let memory = memory.unwrap_or(&self.memory);
+                    memory.read(address, to).map_err(|fault| format!("{fault:?}"))?;
+                }
+                return self.write_range(
+                    DmaRange { address: DmaAddress::Bar(offset), ..range },
+                    Payload::Bytes(&bytes),
+                );
+            }
+            (DmaAddress::Bar(offset), _) => return Err(format!("no device memory at {offset:#x}")),
+        };
+        self.note_write(address, from.len());
+        let written = match from {
+            Payload::Bytes(from) => self.memory.write(address, from),
+            Payload::Lent(lent, memory) => {
+                let memory = memory.unwrap_or(&self.memory);
+                let [(one, first), (two, second)] = lent.ranges;
+                self.memory.copy(address, (memory, one), first).and_then(|()| match second {
+                    0 => Ok(()),
+                    _ => self.memory.copy(address + first as u64, (memory, two), second),
+                })
+            }
+        };
+        written.map_err(|fault| format!("{fault:?}"))
     }
 
     /// Reads the memory of an access to `to`, which is as long.
@@ -64,16 +127,65 @@ impl Device {
     }
 
     /// Writes the memory of an access.
-    pub(crate) fn dma_write(&self, access: Access, data: &[u8]) -> Result<(), String> {
+    pub(crate) fn dma_write(&self, access: Access, data: Payload<'_>) -> Result<(), String> {
         self.objects.resolve(access, |ranges| {
             self.objects.cost.add_bytes(access.len);
-            let mut at = 0;
+            let mut rest = data;
             for range in ranges {
-                self.write_range(*range, &data[at..at + range.len])?;
-                at += range.len;
+                let (part, behind) = rest.split_at(range.len);
+                self.write_range(*range, part)?;
+                rest = behind;
             }
             Ok(())
         })
+    }
+
+    /// The memory of an access, which stays where it is until a packet with it arrives; `None` if it is read at once
+    /// instead: it is in more than two ranges, or the access fails.
+    pub(crate) fn lend(&self, access: Access) -> Option<Lent> {
+        let guest = |range: &DmaRange| match range.address {
+            DmaAddress::Guest(address) => Some((address, range.len)),
+            DmaAddress::Bar(_) => None,
+        };
+        let lent = self.objects.resolve(access, |ranges| {
+            let ranges = match ranges {
+                [one] => guest(one).map(|one| [one, (0, 0)]),
+                [one, two] => guest(one).zip(guest(two)).map(<[_; 2]>::from),
+                _ => None,
+            };
+            ranges.ok_or_else(String::new)
+        });
+        let lent = Lent { ranges: lent.ok()? };
+        self.objects.cost.add_bytes(access.len);
+        self.is_readable(&lent).then_some(lent)
+    }
+
+    /// Whether a payload that was lent can be read.
+    pub(crate) fn is_readable(&self, lent: &Lent) -> bool {
+        let readable = |(address, len): (u64, usize)| self.memory.readable(address, len).is_ok();
+        lent.ranges.into_iter().all(readable)
+    }
+
+    /// As [`Device::lend`], for `len` bytes of the segments of a WQE from `offset` on, if they are in one.
+    pub(crate) fn lend_segment<'w>(
+        &self,
+        by: Accessor,
+        list: impl IntoIterator<Item = DataSegment<'w>>,
+        offset: u64,
+        len: usize,
+    ) -> Option<Lent> {
+        let mut skip = offset;
+        for segment in list {
+            if skip >= segment.len() {
+                skip -= segment.len();
+                continue;
+            }
+            let DataSegment::Memory(sge) = segment else { return None };
+            let inside = len as u64 <= segment.len() - skip;
+            let access = by.part(AccessRight::LocalRead, &sge, skip, len);
+            return if inside { self.lend(access) } else { None };
+        }
+        None
     }
 
     /// Reads the data of segments of a WQE from `offset` on, as much as `to` holds.
@@ -120,12 +232,12 @@ impl Device {
         by: Accessor,
         list: impl IntoIterator<Item = Sge>,
         offset: u64,
-        data: &[u8],
+        data: Payload<'_>,
         write: bool,
     ) -> Result<(), Syndrome> {
         let (mut skip, mut rest) = (offset, data);
         for sge in list {
-            if rest.is_empty() {
+            if rest.len() == 0 {
                 break;
             }
             let len = DataSegment::Memory(sge).len();
@@ -144,7 +256,7 @@ impl Device {
             })?;
             skip = 0;
         }
-        if rest.is_empty() { Ok(()) } else { Err(Syndrome::LocalLength) }
+        if rest.len() == 0 { Ok(()) } else { Err(Syndrome::LocalLength) }
     }
 
     /// Replaces the word of an access, 4 or 8 bytes, atomically, and returns the old value. Memory

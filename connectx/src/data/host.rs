@@ -6,29 +6,50 @@ use uverbs_roce::headers::Packet;
 use uverbs_roce::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
 use uverbs_uapi::wc::ib_wc_status;
 
+use super::dma::Payload;
 use crate::device::Device;
 use crate::format::event;
 use crate::format::syndrome::Syndrome;
+use crate::guest::GuestMemory;
+use crate::link::Lent;
 use crate::object::qp::QpState;
 use crate::path::Path;
 use crate::recording::{self, Entry};
 
 /// The device, while the transport calls it.
-pub(crate) struct DeviceHost<'d>(pub(crate) &'d mut Device);
+pub(crate) struct DeviceHost<'d> {
+    pub(crate) device: &'d mut Device,
+    /// The payload of the packet that arrives, if it is not in the packet, and the memory that it is in, if it is not the
+    /// device's own.
+    pub(crate) lent: Option<(Lent, Option<&'d GuestMemory>)>,
+}
+
+impl<'d> DeviceHost<'d> {
+    /// The payload of the packet that arrives.
+    fn payload<'a>(&self, data: &'a [u8]) -> Payload<'a>
+    where
+        'd: 'a,
+    {
+        match self.lent {
+            Some((lent, memory)) => Payload::Lent(lent, memory),
+            None => Payload::Bytes(data),
+        }
+    }
+}
 
 impl Host for DeviceHost<'_> {
     type Path = Path;
 
     fn admit(&mut self, qpn: u32, from: &Path, packet: &Packet<'_>) -> bool {
-        self.0.admit_packet(qpn, from, packet)
+        self.device.admit_packet(qpn, from, packet)
     }
 
     fn begin(&mut self, qpn: u32, _: u64) {
-        self.0.decide_fate(qpn);
+        self.device.decide_fate(qpn);
     }
 
     fn send(&mut self, qpn: u32, to: &Path, packet: &[u8]) -> bool {
-        self.0.send_packet(qpn, to, packet)
+        self.device.send_packet(qpn, to, packet)
     }
 
     fn read_local(
@@ -38,7 +59,7 @@ impl Host for DeviceHost<'_> {
         offset: u32,
         to: &mut [u8],
     ) -> Result<(), ib_wc_status> {
-        self.0.read_request_data(qpn, request, offset, to).map_err(Syndrome::status)
+        self.device.read_request_data(qpn, request, offset, to).map_err(Syndrome::status)
     }
 
     fn write_local(
@@ -48,35 +69,37 @@ impl Host for DeviceHost<'_> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), ib_wc_status> {
-        self.0.write_response_data(qpn, request, offset, data).map_err(Syndrome::status)
+        let data = self.payload(data);
+        self.device.write_response_data(qpn, request, offset, data).map_err(Syndrome::status)
     }
 
     fn write_old(&mut self, qpn: u32, request: u64, old: u64) -> Result<(), ib_wc_status> {
-        self.0.write_old_value(qpn, request, old).map_err(Syndrome::status)
+        self.device.write_old_value(qpn, request, old).map_err(Syndrome::status)
     }
 
     fn run_local(&mut self, qpn: u32, request: u64) -> Result<(), ib_wc_status> {
-        self.0.run_local_request(qpn, request).map_err(Syndrome::status)
+        self.device.run_local_request(qpn, request).map_err(Syndrome::status)
     }
 
     fn complete(&mut self, qpn: u32, _: u64, status: ib_wc_status) {
-        self.0.complete_request(qpn, status);
+        self.device.complete_request(qpn, status);
     }
 
     fn check_remote(&mut self, qpn: u32, right: Right, target: Target) -> Result<(), Refusal> {
-        self.0.check_target(qpn, right, target)
+        self.device.check_target(qpn, right, target)
     }
 
     fn read_remote(&mut self, qpn: u32, target: Target, to: &mut [u8]) -> Result<(), Refusal> {
-        self.0.read_target(qpn, target, to)
+        self.device.read_target(qpn, target, to)
     }
 
     fn write_remote(&mut self, qpn: u32, target: Target, data: &[u8]) -> Result<(), Refusal> {
-        self.0.write_target(qpn, target, data)
+        let data = self.payload(data);
+        self.device.write_target(qpn, target, data)
     }
 
     fn atomic(&mut self, qpn: u32, target: Target, change: Atomic) -> Result<u64, Refusal> {
-        self.0.change_target(qpn, target, change)
+        self.device.change_target(qpn, target, change)
     }
 
     /// The capabilities do not announce it, and no WQE asks for it.
@@ -90,11 +113,11 @@ impl Host for DeviceHost<'_> {
     }
 
     fn invalidate(&mut self, qpn: u32, _: Option<u32>, key: u32) -> Result<(), Refusal> {
-        self.0.invalidate_for_peer(qpn, key)
+        self.device.invalidate_for_peer(qpn, key)
     }
 
     fn take_receive(&mut self, qpn: u32, srq: Option<u32>) -> Result<Option<u64>, Refusal> {
-        self.0.take_next_receive(qpn, srq)
+        self.device.take_next_receive(qpn, srq)
     }
 
     fn write_receive(
@@ -104,7 +127,8 @@ impl Host for DeviceHost<'_> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), ib_wc_status> {
-        self.0.fill_receive(qpn, offset, data).map_err(Syndrome::status)
+        let data = self.payload(data);
+        self.device.fill_receive(qpn, offset, data).map_err(Syndrome::status)
     }
 
     fn complete_receive(
@@ -113,26 +137,26 @@ impl Host for DeviceHost<'_> {
         _: u64,
         received: Result<Received<'_, Path>, ib_wc_status>,
     ) {
-        self.0.end_receive(qpn, received.map_err(Syndrome::of_status));
+        self.device.end_receive(qpn, received.map_err(Syndrome::of_status));
     }
 
     fn event(&mut self, qpn: u32, event: Event) {
         match event {
             // The kernel's driver learns of a first packet by its completion, and knows no state SQD.
             Event::CommunicationEstablished | Event::SendQueueDrained => {}
-            Event::SendFailed => self.0.stop_sending(qpn),
+            Event::SendFailed => self.device.stop_sending(qpn),
             Event::Refused(Refusal::InvalidRequest) => {
-                self.0.move_qp_to_error(qpn, Some(event::WQ_INVALID_REQUEST));
+                self.device.move_qp_to_error(qpn, Some(event::WQ_INVALID_REQUEST));
             }
             Event::Refused(Refusal::Access) => {
-                self.0.objects.count_for_qp(qpn, |counter| {
+                self.device.objects.count_for_qp(qpn, |counter| {
                     counter.resp_remote_access_errors =
                         counter.resp_remote_access_errors.wrapping_add(1)
                 });
-                self.0.move_qp_to_error(qpn, Some(event::WQ_ACCESS_ERROR));
+                self.device.move_qp_to_error(qpn, Some(event::WQ_ACCESS_ERROR));
             }
             Event::Refused(Refusal::Operational) | Event::ReceiveFailed => {
-                self.0.move_qp_to_error(qpn, None);
+                self.device.move_qp_to_error(qpn, None);
             }
         }
     }
@@ -144,9 +168,9 @@ impl Host for DeviceHost<'_> {
             _ => None,
         };
         if let Some(why) = why {
-            self.0.recorder.add(self.0.now, &Entry::Refusal { number: qpn, why });
+            self.device.recorder.add(self.device.now, &Entry::Refusal { number: qpn, why });
         }
-        self.0.objects.count_for_qp(qpn, |set| {
+        self.device.objects.count_for_qp(qpn, |set| {
             let count = match counter {
                 Counter::Timeouts => &mut set.local_ack_timeout_err,
                 Counter::RnrNaks => &mut set.rnr_nak_retry_err,

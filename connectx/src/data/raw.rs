@@ -4,7 +4,7 @@
 
 use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
 
-use super::dma::Accessor;
+use super::dma::{Accessor, Payload};
 use crate::device::Device;
 use crate::format::cqe::{
     Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND, VLAN_PRESENT,
@@ -367,7 +367,8 @@ impl Device {
                 address: sge.address,
                 len: part.len() as u64,
             };
-            let written = if part.is_empty() { Ok(()) } else { self.dma_write(access, part) };
+            let written =
+                if part.is_empty() { Ok(()) } else { self.dma_write(access, Payload::Bytes(part)) };
             if let Err(why) = written {
                 log::warn!("receive of RQ {rqn:#x}: {why}");
                 if let Ok(rq) = self.objects.rqs.get_mut(rqn) {

@@ -3,19 +3,19 @@
 //! Pairs with the responder. A WQE is *fetched* when its request is posted to the transport, and *completed* when the
 //! transport says so; in between the request is in flight.
 
-use uverbs_roce::headers::Packet;
 use uverbs_roce::opcodes::{Kind, Opcode};
 use uverbs_roce::{MAX_MESSAGE, Request, State, Work};
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::wc::ib_wc_status;
 
-use super::dma::Accessor;
+use super::dma::{Accessor, Payload, may_lend};
 use super::transport::path_mtu;
 use crate::device::Device;
 use crate::fault::{Delay, MAX_DELAY, MessageFate, Side};
 use crate::format::event;
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{CtrlSegment, DataSegment, Truncated, WqeSegments, op};
+use crate::link::{Departing, Lent};
 use crate::object::in_flight::SendRequest;
 use crate::object::qp::{Fate, Qp, QpState, Service};
 use crate::object::send_queue::SendQueue;
@@ -34,6 +34,7 @@ impl Device {
                 false
             }
             Some(QpState::Error) => {
+                self.link.lose_lent(qpn);
                 // Requests in flight were posted first, so they are flushed first.
                 self.transport(|endpoint, host| {
                     if endpoint.state(qpn).is_some_and(|state| state != State::Error) {
@@ -214,11 +215,22 @@ impl Device {
                 (delay, qp.fate) = (Some(by), Fate::Sent);
             }
         }
+        let Departing { len, lent } = std::mem::take(&mut self.departing);
         if !lost {
-            if let Ok(parsed) = Packet::parse(packet) {
-                self.rdma_sent.add_packet(to, &parsed);
+            self.rdma_sent.add_packet(to, opcode, len);
+            let head = packet.len() - lent.map_or(0, |lent| lent.len());
+            let path = Path { source, ..*to };
+            let mut flight = self.link.flight(qpn, path, &packet[..head]);
+            if delay.is_some() || request && self.link.holds(qpn) {
+                // The request may be complete when the packet goes on.
+                if let Some(lent) = lent {
+                    self.take_payload(&mut flight.packet, lent);
+                }
+                self.link.hold(self.now, flight, delay);
+            } else {
+                flight.lent = lent;
+                self.link.send(flight);
             }
-            self.link.send(self.now, (qpn, Path { source, ..*to }), packet, request, delay);
             if ends {
                 self.link.pass(qpn);
             }
@@ -226,16 +238,36 @@ impl Device {
         !(ends && self.turn_ends_with_message || self.objects.cost.ends_turn())
     }
 
-    /// Reads data of a request from `offset` on.
+    /// Reads data of a request from `offset` on, or lends it to the packet.
     pub(crate) fn read_request_data(
-        &self,
+        &mut self,
         qpn: u32,
         id: u64,
         offset: u32,
         to: &mut [u8],
     ) -> Result<(), Syndrome> {
         let (request, by) = self.request(qpn, id)?;
-        self.gather(by, request.data(), offset.into(), to)
+        // An unreliable request is complete when its last packet has left.
+        let reliable = self.objects.qps.find(qpn).is_some_and(|qp| qp.service.reliable());
+        let lent = match reliable && may_lend(to.len()) {
+            true => self.lend_segment(by, request.data(), offset.into(), to.len()),
+            false => None,
+        };
+        if lent.is_none() {
+            self.gather(by, request.data(), offset.into(), to)?;
+        }
+        self.departing = Departing { len: to.len(), lent };
+        Ok(())
+    }
+
+    /// Appends a payload that was lent to its packet.
+    fn take_payload(&self, packet: &mut Vec<u8>, lent: Lent) {
+        for (address, len) in lent.ranges {
+            let at = packet.len();
+            packet.resize(at + len, 0);
+            // It was readable a moment ago.
+            let _ = self.memory.read(address, &mut packet[at..]);
+        }
     }
 
     /// Writes data of a response from `offset` on, or keeps it for the CQE.
@@ -244,7 +276,7 @@ impl Device {
         qpn: u32,
         id: u64,
         offset: u32,
-        data: &[u8],
+        data: Payload<'_>,
     ) -> Result<(), Syndrome> {
         let (request, by) = self.request(qpn, id)?;
         let qp = self.objects.qps.find(qpn).ok_or(Syndrome::LocalQpOperation)?;
@@ -255,7 +287,7 @@ impl Device {
             DataSegment::Inline(_) => None,
         });
         self.scatter(by, sges, offset.into(), data, !inline)?;
-        if inline {
+        if let (Payload::Bytes(data), true) = (data, inline) {
             let Some(qp) = self.objects.qps.find_mut(qpn) else { return Ok(()) };
             let Some(request) = qp.in_flight.get_mut(id) else { return Ok(()) };
             request.response[..data.len()].copy_from_slice(data);
@@ -268,10 +300,11 @@ impl Device {
     pub(crate) fn write_old_value(&mut self, qpn: u32, id: u64, old: u64) -> Result<(), Syndrome> {
         let len = self.request(qpn, id)?.0.len;
         match len == 8 && !self.caps.host_order_atomics() {
-            true => self.write_response_data(qpn, id, 0, &old.to_be_bytes()),
+            true => self.write_response_data(qpn, id, 0, Payload::Bytes(&old.to_be_bytes())),
             false => {
                 let word = old.to_le_bytes();
-                self.write_response_data(qpn, id, 0, &word[..len.min(8) as usize])
+                let word = Payload::Bytes(&word[..len.min(8) as usize]);
+                self.write_response_data(qpn, id, 0, word)
             }
         }
     }

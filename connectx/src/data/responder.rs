@@ -8,11 +8,12 @@ use uverbs_roce::{Atomic, Received, Refusal, Right, Target};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
 use super::datagram::{GRH, grh};
-use super::dma::Accessor;
+use super::dma::{Accessor, Payload, may_lend};
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
 use crate::format::syndrome::Syndrome;
+use crate::link::Departing;
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::qp::{Qp, QpState, Service};
 use crate::object::table::KERNEL;
@@ -39,7 +40,7 @@ impl Device {
         } else if !self.is_from_peer(qp, from) {
             return false;
         }
-        self.rdma_received.add_packet(from, packet);
+        self.rdma_received.add_packet(from, packet.opcode, packet.payload.len());
         true
     }
 
@@ -102,14 +103,19 @@ impl Device {
         Ok(())
     }
 
-    /// Reads memory for the peer.
+    /// Reads memory for the peer, or lends it to the packet.
     pub(crate) fn read_target(
-        &self,
+        &mut self,
         qpn: u32,
         target: Target,
         to: &mut [u8],
     ) -> Result<(), Refusal> {
         let access = self.target_access(qpn, AccessRight::RemoteRead, target)?;
+        let lent = if may_lend(to.len()) { self.lend(access) } else { None };
+        self.departing = Departing { len: to.len(), lent };
+        if lent.is_some() {
+            return Ok(());
+        }
         self.dma_read(access, to).map_err(|why| refuse(qpn, &why))
     }
 
@@ -118,7 +124,7 @@ impl Device {
         &self,
         qpn: u32,
         target: Target,
-        data: &[u8],
+        data: Payload<'_>,
     ) -> Result<(), Refusal> {
         let access = self.target_access(qpn, AccessRight::RemoteWrite, target)?;
         self.dma_write(access, data).map_err(|why| refuse(qpn, &why))
@@ -217,7 +223,7 @@ impl Device {
         &mut self,
         qpn: u32,
         offset: u32,
-        data: &[u8],
+        data: Payload<'_>,
     ) -> Result<(), Syndrome> {
         let qp = self.objects.qps.find(qpn).ok_or(Syndrome::LocalQpOperation)?;
         let receiving = &qp.receiving;
@@ -234,7 +240,7 @@ impl Device {
         let by = Accessor { qpn, pd: receiving.pd };
         // The driver copies data from the CQE to this address; check that the mkey allows it.
         self.scatter(by, receiving.receive.sges(), at, data, !inline)?;
-        if inline {
+        if let (Payload::Bytes(data), true) = (data, inline) {
             if let Some(qp) = self.objects.qps.find_mut(qpn) {
                 qp.receiving.data[..data.len()].copy_from_slice(data);
                 qp.receiving.data_len = data.len();
@@ -251,7 +257,13 @@ impl Device {
         let received = received.and_then(|received| {
             if qp.service.datagram() {
                 let by = Accessor { qpn, pd: receiving.pd };
-                self.scatter(by, receiving.receive.sges(), 0, &grh(&received), true)?;
+                self.scatter(
+                    by,
+                    receiving.receive.sges(),
+                    0,
+                    Payload::Bytes(&grh(&received)),
+                    true,
+                )?;
             }
             Ok(received)
         });

@@ -10,6 +10,8 @@ use uverbs_uapi::mr::ib_uverbs_access_flags;
 
 use super::host::DeviceHost;
 use crate::device::Device;
+use crate::guest::GuestMemory;
+use crate::link::Lent;
 use crate::object::in_flight::DEPTH;
 use crate::object::qp::{Qp, QpState, Service};
 use crate::options::PortType;
@@ -22,7 +24,7 @@ impl Device {
         call: impl FnOnce(&mut Endpoint<Path>, &mut DeviceHost<'_>) -> T,
     ) -> Option<T> {
         let mut endpoint = self.endpoint.take()?;
-        let answer = call(&mut endpoint, &mut DeviceHost(self));
+        let answer = call(&mut endpoint, &mut DeviceHost { device: self, lent: None });
         self.endpoint = Some(endpoint);
         Some(answer)
     }
@@ -116,15 +118,23 @@ impl Device {
         self.objects.qps.iter().find(|(_, qp)| qp.service == service).map(|(number, _)| number)
     }
 
-    /// Handles a packet that has arrived, for the queue pair that it names or a member of a multicast group.
-    pub(crate) fn receive_packet(&mut self, qpn: u32, path: &Path, packet: &Packet<'_>) {
+    /// Handles a packet that has arrived, for the queue pair that it names or a member of a multicast group. Its payload
+    /// may be in memory of the sender.
+    pub(crate) fn receive_packet(
+        &mut self,
+        qpn: u32,
+        path: &Path,
+        packet: &Packet<'_>,
+        lent: Option<(Lent, Option<&GuestMemory>)>,
+    ) {
         let Some(qpn) = self.local_qpn(qpn) else { return };
+        let Some(mut endpoint) = self.endpoint.take() else { return };
         let now = self.now;
-        let handled =
-            self.transport(|endpoint, host| endpoint.packet_for(now, host, qpn, path, packet));
-        if let Some(Err(why)) = handled {
+        let mut host = DeviceHost { device: self, lent };
+        if let Err(why) = endpoint.packet_for(now, &mut host, qpn, path, packet) {
             log::debug!("a packet for QP {qpn:#x} is dropped: {why}");
         }
+        self.endpoint = Some(endpoint);
     }
 
     /// Lets a queue pair send, which has `before` others in front that may; returns whether it did anything.
