@@ -158,6 +158,7 @@ impl Device {
         self.events.clear();
         self.ready_queues.clear();
         self.endpoint = Some(Box::default());
+        self.link = Link::default();
         self.late_receive_timers.clear();
         self.cq_timers.clear();
         // Another function may have these addresses by now.

@@ -685,7 +685,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`DmaFault`] if any byte has no memory or is not writable.
-    pub fn copy(
+    pub(crate) fn copy(
         &self,
         address: u64,
         from: (&GuestMemory, u64),
@@ -711,7 +711,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`DmaFault`] if any byte has no memory.
-    pub fn readable(&self, address: u64, len: usize) -> Result<(), DmaFault> {
+    pub(crate) fn readable(&self, address: u64, len: usize) -> Result<(), DmaFault> {
         self.places(address, len, false).try_for_each(|piece| piece.map(|_| ()))
     }
 

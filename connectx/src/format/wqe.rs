@@ -71,7 +71,7 @@ impl CtrlSegment {
     }
 
     /// Whether the WQE waits until all reads and atomics before it are complete.
-    pub fn fence(&self) -> bool {
+    pub(crate) fn fence(&self) -> bool {
         /// `MLX5_FENCE_MODE_FENCE`, the lowest of the modes that wait. A small fence waits for UMRs, which the device
         /// executes in order.
         const FENCE: u8 = 2 << 5;

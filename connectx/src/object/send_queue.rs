@@ -75,7 +75,7 @@ impl SendQueue {
     }
 
     /// The WQEBB that the device fetches next.
-    pub fn fetched_index(&self) -> u16 {
+    pub(crate) fn fetched_index(&self) -> u16 {
         self.fetched_index
     }
 
@@ -241,7 +241,7 @@ impl SendQueue {
     }
 
     /// Fetches a WQE of `count` WQEBBs: it is in flight until it is completed.
-    pub fn fetch(&mut self, count: u16) {
+    pub(crate) fn fetch(&mut self, count: u16) {
         for _ in 0..count {
             self.blue_flame.remove(&self.fetched_index);
             self.fetched_index = self.fetched_index.wrapping_add(1);
@@ -263,7 +263,7 @@ impl SendQueue {
     }
 
     /// Completes the oldest WQE in flight, which has `count` WQEBBs.
-    pub fn complete(&mut self, count: u16) {
+    pub(crate) fn complete(&mut self, count: u16) {
         self.consumer_index = self.consumer_index.wrapping_add(count);
     }
 }
