@@ -98,6 +98,11 @@ const PARTS: &[Part] = &[
         run: |workspace, _| Ok(vec![seeds::soak(workspace)?]),
     },
     Part {
+        name: "transport-seeds",
+        shows: "requester and responder of each transport on a network with faults of 100,000 seeds in place of 1,000",
+        run: |workspace, _| Ok(vec![seeds::transports(workspace)?]),
+    },
+    Part {
         name: "seed-mistakes",
         shows: "some of 700 seeds find each of four mistakes planted in `owned` and `aio`, and others do not",
         run: |workspace, _| Ok(vec![seeds::mistakes(workspace)?]),

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Seeds of the soak, of all programs together.
 const SEEDS: u32 = 10_000;
+/// Seeds of the soak for each transport.
+const TRANSPORT_SEEDS: u32 = 100_000;
 /// Seeds that each mistake is tried with.
 const TRIED: u64 = 700;
 const BUILDING: Duration = Duration::from_secs(30 * 60);
@@ -75,20 +77,33 @@ const MISTAKES: &[Mistake] = &[
 
 /// Runs the programs with the seeds of a soak.
 pub(crate) fn soak(workspace: &Workspace) -> Result<Section> {
-    let program = build(workspace)?;
-    let mut command = Command::new(program);
-    command.current_dir(workspace.root()).env("UVERBS_SIM_SEEDS", SEEDS.to_string());
+    let mut command = Command::new(build(workspace, &PROGRAMS)?);
+    command.env("UVERBS_SIM_SEEDS", SEEDS.to_string());
+    play(workspace, command, "seeds", SEEDS)
+}
+
+/// Runs the seeds of each transport of `uverbs-roce`.
+pub(crate) fn transports(workspace: &Workspace) -> Result<Section> {
+    let tests = ["--release", "--package", "uverbs-roce", "--lib"];
+    let mut command = Command::new(build(workspace, &tests)?);
+    command.arg("tests::seeds").env("UVERBS_ROCE_SEEDS", TRANSPORT_SEEDS.to_string());
+    play(workspace, command, "transport-seeds", TRANSPORT_SEEDS)
+}
+
+/// Runs tests with so many seeds.
+fn play(workspace: &Workspace, mut command: Command, name: &str, seeds: u32) -> Result<Section> {
+    command.current_dir(workspace.root());
     command.args(cargo_test::libtest_arguments());
     let start = Instant::now();
     let run = subprocess::run(command, SOAKING)?;
-    let reports = cargo_test::judge("seeds", &run, true);
-    let note = format!("{SEEDS} seeds in {} s", start.elapsed().as_secs());
-    Ok(Section { name: "seeds".into(), reports, note })
+    let reports = cargo_test::judge(name, &run, true);
+    let note = format!("{seeds} seeds in {} s", start.elapsed().as_secs());
+    Ok(Section { name: name.into(), reports, note })
 }
 
 /// Makes the mistakes, and counts the seeds that find each.
 pub(crate) fn mistakes(workspace: &Workspace) -> Result<Section> {
-    let program = build(&workspace.with_mistakes("seeds", edits())?)?;
+    let program = build(&workspace.with_mistakes("seeds", edits())?, &PROGRAMS)?;
     for test in [ECHO, VALUES] {
         let found = found(&program, "none", test)?;
         ensure!(found == 0, "{test}: {found} of {TRIED} seeds fail without a mistake");
@@ -120,11 +135,14 @@ fn found(program: &Path, mistake: &str, test: &str) -> Result<u64> {
     Ok(found)
 }
 
-/// Builds the tests.
-fn build(workspace: &Workspace) -> Result<PathBuf> {
+/// The tests of `tests/seeds`, as Cargo's arguments.
+const PROGRAMS: [&str; 5] = ["--package", "uverbs", "--all-features", "--test", "seeds"];
+
+/// Builds the tests that Cargo's arguments name.
+fn build(workspace: &Workspace, tests: &[&str]) -> Result<PathBuf> {
     let mut command = Command::new(workspace::cargo());
     command.current_dir(workspace.root());
-    command.args(["test", "--package", "uverbs", "--all-features", "--test", "seeds", "--no-run"]);
+    command.args(["test", "--no-run"]).args(tests);
     command.arg("--target-dir").arg(workspace.target_directory());
     command.arg("--message-format=json-render-diagnostics");
     let run = subprocess::run(command, BUILDING)?;
