@@ -52,7 +52,8 @@ pub enum MessageFate {
     Delivered,
     /// They are lost.
     Lost,
-    /// They are late, and the later requests of the queue pair wait behind them.
+    /// They are late, and the later requests of the queue pair wait behind them. If it sends them again after a timeout,
+    /// these have a fate of their own.
     Delayed(Delay),
 }
 

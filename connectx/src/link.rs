@@ -2,7 +2,8 @@
 //!
 //! Pairs with [`crate::fabric`], which delivers them. Packets of one queue pair arrive in order; those of different
 //! ones in any order. A test can hold a request's packets back: then the later requests of its queue pair wait behind
-//! them, and its responses to the peer do not.
+//! them, and its responses to the peer do not. After a timeout the queue pair sends them again, and these overtake those
+//! that are held back, as if the network had found another way: a late message alone uses up no connection's retries.
 //!
 //! The payload of a long packet stays where it is until the packet arrives, so that it is copied once: from memory to
 //! memory. The memory belongs to a request that is not complete, or to the responder of a read.
@@ -66,6 +67,8 @@ struct Held {
     due: u64,
     /// The number of other messages that it still waits for, at most until it is due.
     passes: Option<u32>,
+    /// 0, or the number of the timeout after which its queue pair sent it again: later packets do not wait behind it.
+    overtaken: u64,
 }
 
 /// The packets that a port has sent.
@@ -73,6 +76,8 @@ struct Held {
 pub(crate) struct Link {
     flights: VecDeque<Flight>,
     held: VecDeque<Held>,
+    /// Timeouts of queue pairs with packets that were held back.
+    timeouts: u64,
     spare: Vec<Vec<u8>>,
 }
 
@@ -90,9 +95,17 @@ impl Link {
         self.flights.push_back(flight);
     }
 
-    /// Whether a request of a queue pair is held back.
+    /// Whether a request of a queue pair is held back, and was not sent again.
     pub(crate) fn holds(&self, queue: u32) -> bool {
-        self.held.iter().any(|held| held.flight.queue == queue)
+        self.held.iter().any(|held| held.line() == (queue, 0))
+    }
+
+    /// Lets the packets to come of a queue pair, which sends again after a timeout, overtake those that are held back.
+    pub(crate) fn overtake(&mut self, queue: u32) {
+        self.timeouts += 1;
+        for held in self.held.iter_mut().filter(|held| held.line() == (queue, 0)) {
+            held.overtaken = self.timeouts;
+        }
     }
 
     /// Holds a request back: until the end of `delay`, and until those before it go on.
@@ -102,7 +115,7 @@ impl Link {
             Some(Delay::Time(wait)) => (now.saturating_add(wait), None),
             Some(Delay::Messages(passes)) => (now.saturating_add(MAX_DELAY), Some(passes)),
         };
-        self.held.push_back(Held { flight, due, passes });
+        self.held.push_back(Held { flight, due, passes, overtaken: 0 });
     }
 
     /// Counts a message of a queue pair that was sent: it passes those of other queue pairs that are held back.
@@ -112,11 +125,10 @@ impl Link {
         }
     }
 
-    /// The first packet that is held back of each queue pair.
+    /// The first packet of each line that is held back.
     fn first_held(&self) -> impl Iterator<Item = &Held> {
         self.held.iter().enumerate().filter_map(|(at, held)| {
-            let queue = held.flight.queue;
-            let first = !self.held.range(..at).any(|before| before.flight.queue == queue);
+            let first = !self.held.range(..at).any(|before| before.line() == held.line());
             first.then_some(held)
         })
     }
@@ -128,9 +140,9 @@ impl Link {
         }
         let mut waiting = Vec::new();
         for held in std::mem::take(&mut self.held) {
-            let queue = held.flight.queue;
-            if waiting.contains(&queue) || !held.is_due(now) {
-                waiting.push(queue);
+            let line = held.line();
+            if waiting.contains(&line) || !held.is_due(now) {
+                waiting.push(line);
                 self.held.push_back(held);
             } else {
                 self.flights.push_back(held.flight);
@@ -141,6 +153,11 @@ impl Link {
     /// Loses the packets of a queue pair whose payload is lent: the program takes its memory back.
     pub(crate) fn lose_lent(&mut self, queue: u32) {
         self.flights.retain(|flight| flight.queue != queue || flight.lent.is_none());
+    }
+
+    /// Loses the packets of a queue pair that are held back: the next one with its number is another one.
+    pub(crate) fn lose_held(&mut self, queue: u32) {
+        self.held.retain(|held| held.flight.queue != queue);
     }
 
     /// When the next packet goes on that is held back.
@@ -182,6 +199,11 @@ impl Link {
 }
 
 impl Held {
+    /// The line that it waits in: packets of a queue pair between two timeouts go on in order.
+    fn line(&self) -> (u32, u64) {
+        (self.flight.queue, self.overtaken)
+    }
+
     fn is_due(&self, now: u64) -> bool {
         self.due <= now || self.passes == Some(0)
     }
@@ -228,6 +250,34 @@ mod tests {
         assert_eq!(link.deadline(), Some(210));
         assert_eq!(arrive(&mut link, 210), b"d");
         assert_eq!(link.deadline(), None);
+    }
+
+    #[test]
+    fn packets_that_are_sent_again_overtake_late_ones() {
+        let mut link = Link::default();
+        send(&mut link, 0, 1, b'a', Some(Delay::Time(100)));
+        send(&mut link, 0, 1, b'b', None);
+        link.overtake(1);
+        send(&mut link, 20, 1, b'a', Some(Delay::Time(50)));
+        send(&mut link, 20, 1, b'b', None);
+        link.overtake(2);
+        assert_eq!(arrive(&mut link, 20), b"");
+        link.overtake(1);
+        send(&mut link, 40, 1, b'A', None);
+        assert_eq!(arrive(&mut link, 40), b"A");
+        assert_eq!(link.deadline(), Some(70));
+        assert_eq!(arrive(&mut link, 70), b"ab");
+        assert_eq!(arrive(&mut link, 100), b"ab");
+    }
+
+    #[test]
+    fn packets_that_are_held_back_end_with_their_queue_pair() {
+        let mut link = Link::default();
+        send(&mut link, 0, 1, b'a', Some(Delay::Time(100)));
+        send(&mut link, 0, 2, b'b', Some(Delay::Time(100)));
+        link.lose_held(1);
+        assert!(!link.holds(1));
+        assert_eq!(arrive(&mut link, 100), b"b");
     }
 
     #[test]

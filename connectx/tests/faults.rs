@@ -87,6 +87,40 @@ fn a_delayed_message_arrives_after_its_delay() {
     assert_eq!(fixture.0.driver.now(), before);
 }
 
+/// An ACK timeout of 67 ms, and seven retries.
+const ALL_RETRIES: u64 = 8 * (4_096 << 14);
+
+#[test]
+fn a_late_message_is_sent_again_and_both_arrive() {
+    let mut fixture = Fixture::new();
+    fixture.0.driver.ack_timeout = 14;
+    let (a, peer) = (&mut fixture.0.a, fixture.0.b.number);
+    fixture.0.driver.reconnect(a, peer).unwrap();
+    fixture.faults().delay_messages(1, Delay::Time(2 * ALL_RETRIES));
+    let before = fixture.0.driver.now();
+    fixture.send();
+    fixture.send();
+    assert_eq!(fixture.0.driver.cqe(fixture.0.sent, 1).0, REQUEST);
+    assert_eq!(fixture.0.driver.cqe(fixture.0.received, 1).0, RECEIVED);
+    // The one that was late is a duplicate, for which there is no receive.
+    assert_eq!(fixture.0.driver.now() - before, 2 * ALL_RETRIES);
+    fixture.send();
+    assert_eq!(fixture.0.driver.cqe(fixture.0.received, 2).0, RECEIVED);
+    assert_eq!(fixture.0.driver.cqe(fixture.0.received, 3).0, NONE);
+}
+
+#[test]
+fn the_retries_run_out_if_each_of_them_is_late() {
+    let mut fixture = Fixture::new();
+    fixture.0.driver.ack_timeout = 14;
+    let (a, peer) = (&mut fixture.0.a, fixture.0.b.number);
+    fixture.0.driver.reconnect(a, peer).unwrap();
+    fixture.faults().delay_messages(8, Delay::Time(2 * ALL_RETRIES));
+    fixture.send();
+    let (code, cqe) = fixture.0.driver.cqe(fixture.0.sent, 0);
+    assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x15));
+}
+
 #[test]
 fn flap_link_changes_the_link_each_time() {
     let mut fixture = Fixture::new();

@@ -356,7 +356,7 @@ impl Device {
     }
 
     /// Holds each of the next `count` messages back for a while. The later messages of its queue pair wait for it. A reliable
-    /// connection sends it again if its timeout is shorter.
+    /// connection whose timeout is shorter sends them again, which is another message: late if it is one of the `count`.
     pub fn delay_messages(&self, count: u32, by: Duration) {
         let fault = format!("the next {count} messages are late by {by:?}");
         let by = Delay::Time(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX));

@@ -194,6 +194,7 @@ fn end_requests(device: &mut Device, number: u32) {
     device.cancel_late_receive_check(number);
     device.transport(|endpoint, _| endpoint.destroy(number));
     device.link.lose_lent(number);
+    device.link.lose_held(number);
     device.forget_requests(number);
 }
 

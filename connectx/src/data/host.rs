@@ -162,6 +162,9 @@ impl Host for DeviceHost<'_> {
     }
 
     fn count(&mut self, qpn: u32, counter: Counter) {
+        if counter == Counter::Timeouts {
+            self.device.link.overtake(qpn);
+        }
         let why = match counter {
             Counter::Timeouts => Some(recording::Refusal::Lost),
             Counter::RnrNaks => Some(recording::Refusal::RnrNak),

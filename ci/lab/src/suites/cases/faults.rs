@@ -303,18 +303,25 @@ fn lost_messages(test: &mut FaultTest<'_>) -> Result<()> {
     test.ask(ControlRequest::LoseMessages { function: 0, count: 0 })
 }
 
-/// A delayed message arrives.
+/// A delayed message arrives: in time, or in a repetition after the timeout of `ibv_rc_pingpong`, which is 67 ms. Its
+/// seven retries run out if each of them is late, too.
 fn delayed_messages(test: &mut FaultTest<'_>) -> Result<()> {
-    for (by, least) in [(Delay::Time(700 * MILLISECOND), 0.7), (Delay::Messages(3), 1.0)] {
+    let late = Delay::Time(1_000 * MILLISECOND);
+    // The third message has none to let pass.
+    for (by, least) in
+        [(Delay::Time(50 * MILLISECOND), 0.05), (late, 0.067), (Delay::Messages(3), 0.067)]
+    {
         test.ask(ControlRequest::DelayMessages { function: 0, count: 1, by })?;
         let text = test.guest.run(&ping_pong("-n 20"), PATIENCE).context("a delayed message")?;
         let seconds = text
             .lines()
             .find_map(|line| line.split_once(" iters in ")?.1.split(' ').next()?.parse().ok())
             .unwrap_or(0.0);
-        // The second message has none to let pass, and goes on after a second.
         ensure!(seconds >= least, "{by:?}: {seconds} s\n{text}");
     }
+    test.ask(ControlRequest::DelayMessages { function: 0, count: 100, by: late })?;
+    let text = test.fails(&ping_pong("-n 20"))?;
+    ensure!(text.contains("(12) for wr_id 2"), "the retries do not run out\n{text}");
     // Four queue pairs; some overtake others.
     test.ask(ControlRequest::DelayMessages { function: 0, count: 40, by: Delay::Messages(3) })?;
     let script = perftest("ib_write_bw -q 4 -n 200 -s 64");
