@@ -67,7 +67,8 @@ pub trait Host {
     /// Completes a request. Requests complete in the order in which they were posted, each once.
     fn complete(&mut self, qpn: u32, request: u64, status: ib_wc_status);
 
-    /// Whether the peer may do this. The whole of a message is checked before its first byte is touched.
+    /// Whether the peer may do this. The whole of a message is checked before its first byte is touched. Reads and writes
+    /// of no bytes need no key.
     ///
     /// # Errors
     ///

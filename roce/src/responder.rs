@@ -409,10 +409,7 @@ impl<P: Clone> QueuePair<P> {
             return Ok(message);
         }
         let target = target(packet.reth.ok_or(INVALID)?, srq)?;
-        // An empty write needs no key.
-        if target.length > 0 {
-            host.check_remote(self.number, Right::Write, target)?;
-        }
+        host.check_remote(self.number, Right::Write, target)?;
         Ok(Message { kind: Kind::Write, length: 0, target })
     }
 
@@ -461,9 +458,7 @@ impl<P: Clone> QueuePair<P> {
         if !packet.payload.is_empty() {
             return Err(INVALID);
         }
-        if target.length > 0 {
-            host.check_remote(self.number, Right::Read, target)?;
-        }
+        host.check_remote(self.number, Right::Read, target)?;
         let psns = self.attributes.mtu.packets(target.length);
         self.keep(packet.bth.psn(), psns, Answer::Read(target));
         Ok(psns)

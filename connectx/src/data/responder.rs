@@ -90,8 +90,10 @@ impl Device {
             Right::Atomic => AccessRight::RemoteAtomic,
             Right::Flush(..) => return Err(Refusal::InvalidRequest),
         };
-        let access = self.target_access(qpn, need, target)?;
-        self.objects.check(access).map_err(|why| refuse(qpn, &why))?;
+        if target.length > 0 {
+            let access = self.target_access(qpn, need, target)?;
+            self.objects.check(access).map_err(|why| refuse(qpn, &why))?;
+        }
         self.objects.count_for_qp(qpn, |set| {
             let count = match right {
                 Right::Read => &mut set.rx_read_requests,
