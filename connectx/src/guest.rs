@@ -33,7 +33,7 @@ pub struct DmaFault {
 }
 
 /// An access to memory of the process is copied at once from this many bytes on: more than any WQE, CQE or EQE has.
-const BULK: usize = 2048;
+const BULK: usize = 1024;
 /// Spans of recent accesses that are remembered.
 const FOUND: usize = 16;
 /// Bytes at the end of a write that follow word by word: a program that polls the end of its buffer
@@ -143,7 +143,7 @@ impl Place<'_> {
             unsafe { std::ptr::copy(from.address, self.address, at) };
             fence(Ordering::Acquire);
         }
-        let mut bytes = [0; BULK];
+        let mut bytes = [0; BULK_TAIL];
         while at < self.len {
             let len = (self.len - at).min(bytes.len());
             from.part(at, len).read(&mut bytes[..len]);

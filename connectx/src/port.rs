@@ -88,6 +88,8 @@ pub struct Port {
     pub(crate) gids: Vec<Bits<roce_addr_layout, Vec<u8>>>,
     /// The addresses of that table, which each packet needs.
     addresses: [Option<Source>; GIDS],
+    /// The entry behind the last one that is set.
+    addresses_end: usize,
     pub(crate) link_up: bool,
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
@@ -113,6 +115,7 @@ impl Port {
             address_lists: [vec![], vec![], vec![]],
             gids: (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect(),
             addresses: [None; GIDS],
+            addresses_end: 0,
             link_up: true,
             admin_up: true,
             mtu: MAX_MTU,
@@ -151,7 +154,7 @@ impl Port {
     /// Whether a RoCE address of the port is this one, in this VLAN.
     pub(crate) fn has_roce_address(&self, gid: [u8; 16], vlan: Option<u16>) -> bool {
         let is_it = |address: &Source| address.gid == gid && address.vlan == vlan;
-        self.addresses.iter().flatten().any(is_it)
+        self.addresses[..self.addresses_end].iter().flatten().any(is_it)
     }
 
     /// Sets an entry of the table of RoCE addresses; returns false if it has no such entry.
@@ -159,6 +162,8 @@ impl Port {
         let Some(place) = self.gids.get_mut(index) else { return false };
         *place = Bits::new(entry);
         self.addresses[index] = parse_address(place);
+        self.addresses_end =
+            GIDS - self.addresses.iter().rev().take_while(|entry| entry.is_none()).count();
         true
     }
 
@@ -166,6 +171,7 @@ impl Port {
     pub(crate) fn clear_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
         self.addresses = [None; GIDS];
+        self.addresses_end = 0;
     }
 
     /// Counts a datagram with a wrong Q_Key.
