@@ -32,7 +32,8 @@ use crate::bar0;
 use crate::cost::Cost;
 use crate::options::Limits;
 use crate::port::Traffic;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 
 /// All objects of a function.
 pub struct Objects {
@@ -51,6 +52,8 @@ pub struct Objects {
     pub(crate) mkey_lists: usize,
     /// The ranges of the last access, whose memory the next one uses.
     pub(crate) ranges: Cell<Vec<mkey::DmaRange>>,
+    /// Where recent accesses lay.
+    pub(crate) recent: RefCell<VecDeque<mkey::Recent>>,
     /// Cost of the current WQE.
     pub(crate) cost: Cost,
     pub(crate) eqs: ObjectTable<eq::Eq>,
@@ -86,6 +89,7 @@ impl Objects {
             listed_pages: ListedPages::default(),
             mkey_lists: 0,
             ranges: Cell::default(),
+            recent: RefCell::default(),
             cost: Cost::default(),
             eqs: ObjectTable::new("EQ", 1..=63),
             cqs: ObjectTable::new("CQ", numbers(0x400, limits.log_max_cq, 0xffff)),

@@ -20,6 +20,10 @@ const ANY_QP: u64 = 0xff_ffff;
 const MAX_DEPTH: u32 = 4;
 /// The most address ranges of one access.
 const MAX_RANGES: usize = 1 << 20;
+/// Ranges of recent accesses that are remembered: a message has one on each side, and a queue pair both.
+const RECENT: usize = 4;
+/// The pages behind an access that are remembered with it: 64 packets of 1 KiB.
+const PAGES_AHEAD: usize = 16;
 /// The ranges whose memory is kept for the next access: those of 16 MiB in scattered pages.
 const KEPT_RANGES: usize = 1 << 12;
 
@@ -71,6 +75,31 @@ pub(crate) enum DmaAddress {
 pub(crate) struct DmaRange {
     pub(crate) address: DmaAddress,
     pub(crate) len: usize,
+}
+
+/// A range of an mkey's addresses that lies in one piece of guest memory, and who may access it. Packets of one message
+/// touch memory one behind the other, which is cheaper to remember than to find.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Recent {
+    /// The access, with the whole range.
+    access: Access,
+    guest: u64,
+    /// [`ObjectTable::changes`](super::table::ObjectTable::changes) of the mkeys.
+    changes: u64,
+}
+
+impl Recent {
+    /// Where another access lies, if it is to a part of the range.
+    fn find(&self, changes: u64, access: &Access) -> Option<DmaRange> {
+        let Access { key, pd, qpn, right, address, len } = self.access;
+        let offset = access.address.wrapping_sub(address);
+        let inside = offset.checked_add(access.len).is_some_and(|end| end <= len);
+        let same = (key, pd, qpn, right) == (access.key, access.pd, access.qpn, access.right);
+        (same && inside && access.len > 0 && self.changes == changes).then(|| DmaRange {
+            address: DmaAddress::Guest(self.guest + offset),
+            len: access.len as usize,
+        })
+    }
 }
 
 impl Mkey {
@@ -132,14 +161,33 @@ impl Objects {
         access: Access,
         visit: impl FnOnce(&[DmaRange]) -> Result<T, String>,
     ) -> Result<T, String> {
+        let changes = self.mkeys.changes();
+        let known = self.recent.borrow().iter().find_map(|one| one.find(changes, &access));
+        if let Some(range) = known {
+            return visit(&[range]);
+        }
         let mut ranges = self.ranges.take();
         ranges.clear();
         let mut walk = Walk { ranges, cost: &self.cost };
         let found = self.resolve_into(access, 0, &mut walk);
+        if let (Ok(()), [range]) = (&found, &walk.ranges[..]) {
+            self.remember(access, *range);
+        }
         let answer = found.and_then(|()| visit(&walk.ranges));
         walk.ranges.shrink_to(KEPT_RANGES);
         self.ranges.set(walk.ranges);
         answer
+    }
+
+    /// Remembers where an allowed access lies, and what lies behind it in one piece.
+    fn remember(&self, access: Access, range: DmaRange) {
+        let mkey = self.mkeys.find(access.key >> 8).filter(|mkey| mkey.mode() == PAGES);
+        let (Some(mkey), DmaAddress::Guest(guest)) = (mkey, range.address) else { return };
+        let len = mkey.extent(access.address, guest, access.len);
+        let mut recent = self.recent.borrow_mut();
+        recent.truncate(RECENT - 1);
+        let access = Access { len, ..access };
+        recent.push_front(Recent { access, guest, changes: self.mkeys.changes() });
     }
 
     /// Checks that an access is allowed.
@@ -358,6 +406,27 @@ impl RepeatEntry {
 }
 
 impl Mkey {
+    /// The bytes from `address` on that lie in one piece from `guest` on, of which `len` are known to.
+    fn extent(&self, address: u64, guest: u64, len: u64) -> u64 {
+        if self.context.is_set(mkc::length64) {
+            return len;
+        }
+        let shift = self.context.get(mkc::log_page_size);
+        let start = self.context.get(mkc::start_addr);
+        let offset = address.wrapping_sub(start & !((1 << shift) - 1));
+        // From `address` to the begin of a page.
+        let reach = |page: u64| (page << shift).wrapping_sub(offset);
+        let first = (offset.wrapping_add(len - 1) >> shift) + 1;
+        let entries = chunks::<8>(&self.translation).get(first as usize..).unwrap_or_default();
+        let pages = (first..).zip(entries.iter().take(PAGES_AHEAD));
+        let joined = pages.take_while(|(page, entry)| {
+            let entry = u64::from_be_bytes(**entry);
+            entry != 0 && entry & !0xfff == guest.wrapping_add(reach(*page))
+        });
+        let end = first + joined.count() as u64;
+        reach(end).min(self.context.get(mkc::len) - (address - start))
+    }
+
     fn pages(&self, address: u64, len: u64, to: &mut Vec<DmaRange>) -> Result<(), String> {
         let shift = self.context.get(mkc::log_page_size);
         if !(12..=48).contains(&shift) {
@@ -447,6 +516,49 @@ mod tests {
         let ranges = found(&objects(), GOOD).unwrap();
         let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
         assert_eq!(ranges, [range(0x5900, 0x700), range(0x9000, 0x100)]);
+    }
+
+    /// Pages 0 to 3 of 4 lie behind one another but for the last one, and the last byte of it is outside of the mkey.
+    fn neighbours() -> Objects {
+        let mut objects = objects();
+        let mkey = objects.mkeys.get_mut(0x100).unwrap();
+        mkey.context.set(mkc::len, 0x37ff);
+        let pages = [0x5003u64, 0x6003, 0x7003, 0xa003];
+        mkey.translation = pages.iter().flat_map(|page| page.to_be_bytes()).collect();
+        objects
+    }
+
+    #[test]
+    fn a_remembered_range_ends_with_its_piece_of_memory() {
+        let objects = neighbours();
+        let at = |address: u64, len: u64| {
+            found(&objects, Access { address: 0x7f00_0000_0800 + address, len, ..GOOD })
+        };
+        let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
+        for _ in 0..2 {
+            assert_eq!(at(0, 1), Ok(vec![range(0x5800, 1)]));
+            assert_eq!(at(0x100, 0x2700), Ok(vec![range(0x5900, 0x2700)]));
+            assert_eq!(at(0x100, 0x2800), Ok(vec![range(0x5900, 0x2700), range(0xa000, 0x100)]));
+            assert_eq!(at(0x2800, 0xfff), Ok(vec![range(0xa000, 0xfff)]));
+            at(0x2801, 0xfff).unwrap_err();
+        }
+        let lens = objects.recent.borrow().iter().map(|one| one.access.len).collect::<Vec<_>>();
+        assert_eq!(lens, [0xfff, 0x2800]);
+    }
+
+    #[test]
+    fn a_range_is_forgotten_when_its_mkey_changes() {
+        let mut objects = objects();
+        found(&objects, GOOD).unwrap();
+        let one = Access { len: 1, ..GOOD };
+        found(&objects, one).unwrap();
+        let context = &mut objects.mkeys.get_mut(0x100).unwrap().context;
+        context.set(mkc::rr, 0);
+        found(&objects, one).unwrap_err();
+        objects.mkeys.get_mut(0x100).unwrap().context.set(mkc::rr, 1);
+        found(&objects, one).unwrap();
+        objects.mkeys.remove(0x100).unwrap();
+        found(&objects, one).unwrap_err();
     }
 
     #[test]

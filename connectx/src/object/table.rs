@@ -14,6 +14,8 @@ pub struct ObjectTable<T> {
     numbers: RangeInclusive<u32>,
     next: u32,
     rows: BTreeMap<u32, Row<T>>,
+    /// How often an object may have changed.
+    changes: u64,
 }
 
 struct Row<T> {
@@ -30,7 +32,7 @@ pub const SHARED: u32 = 0xffff;
 impl<T> ObjectTable<T> {
     /// An empty table that gives its objects these numbers.
     pub fn new(kind: &'static str, numbers: RangeInclusive<u32>) -> Self {
-        Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new() }
+        Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new(), changes: 0 }
     }
 
     /// Checks that one more object fits, for commands that would otherwise have to undo something.
@@ -66,6 +68,7 @@ impl<T> ObjectTable<T> {
     /// # Errors
     /// If all numbers are in use.
     pub fn insert_owned(&mut self, owner: u32, value: T) -> Result<u32, CommandError> {
+        self.changes += 1;
         let number = self.free_number()?;
         self.next = if number < *self.numbers.end() { number + 1 } else { *self.numbers.start() };
         self.rows.insert(number, Row { value, users: 0, owner });
@@ -106,6 +109,7 @@ impl<T> ObjectTable<T> {
     /// # Errors
     /// If there is none, or another context owns it.
     pub fn owned_mut(&mut self, uid: u32, number: u32) -> Result<&mut T, CommandError> {
+        self.changes += 1;
         match self.rows.get_mut(&number) {
             Some(row) if row.owner == uid || matches!(uid, KERNEL | SHARED) => Ok(&mut row.value),
             Some(row) => refuse!(
@@ -153,9 +157,15 @@ impl<T> ObjectTable<T> {
 
     /// Removes the objects of a context that no other object uses; returns how many.
     pub fn remove_owned_by(&mut self, uid: u32) -> usize {
+        self.changes += 1;
         let before = self.rows.len();
         self.rows.retain(|_, row| row.owner != uid || row.users > 0);
         before - self.rows.len()
+    }
+
+    /// A number that is another one after an object was lent to be changed, or removed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The object with this number, if there is one: for the data path, which needs no reason.
@@ -165,6 +175,7 @@ impl<T> ObjectTable<T> {
 
     /// The object with this number, to change, if there is one.
     pub fn find_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.changes += 1;
         self.rows.get_mut(&number).map(|row| &mut row.value)
     }
 
@@ -184,6 +195,7 @@ impl<T> ObjectTable<T> {
     /// # Errors
     /// If there is none.
     pub fn get_mut(&mut self, number: u32) -> Result<&mut T, CommandError> {
+        self.changes += 1;
         match self.rows.get_mut(&number) {
             Some(row) => Ok(&mut row.value),
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
@@ -216,6 +228,7 @@ impl<T> ObjectTable<T> {
     /// # Errors
     /// If it does not exist, or has users.
     pub fn remove(&mut self, number: u32) -> Result<T, CommandError> {
+        self.changes += 1;
         match self.rows.get(&number) {
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
             Some(row) if row.users > 0 => {
@@ -233,6 +246,7 @@ impl<T> ObjectTable<T> {
     /// # Errors
     /// If one does not exist, or has users.
     pub fn remove_run(&mut self, first: u32, count: u32) -> Result<(), CommandError> {
+        self.changes += 1;
         for number in first..first + count {
             match self.rows.get(&number) {
                 None => return refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
@@ -271,6 +285,7 @@ impl<T> ObjectTable<T> {
 
     /// All of them, in order of their numbers, to change.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.changes += 1;
         self.rows.iter_mut().map(|(number, row)| (*number, &mut row.value))
     }
 }
