@@ -132,23 +132,25 @@ impl Place<'_> {
         }
     }
 
-    /// Writes the whole piece with bytes of another one, which is as long.
+    /// Writes the whole piece with bytes of another one, which is as long. They may overlap: up to [`BULK`] bytes are read
+    /// before one is written.
     fn copy_from(&self, from: &Place<'_>) {
         assert_eq!(from.len, self.len);
-        let mut at = 0;
         if self.bulk && from.bulk && self.len >= BULK {
-            at = self.len - BULK_TAIL;
+            let at = self.len - BULK_TAIL;
+            let mut tail = [0; BULK_TAIL];
+            from.part(at, BULK_TAIL).read(&mut tail);
             // SAFETY: `from` is readable, this piece is writable, and both are longer than `at`; other accesses to them
-            // do not race, as `Place` says. They may overlap.
+            // do not race, as `Place` says.
             unsafe { std::ptr::copy(from.address, self.address, at) };
             fence(Ordering::Acquire);
+            return self.part(at, BULK_TAIL).write(&tail);
         }
-        let mut bytes = [0; BULK_TAIL];
-        while at < self.len {
-            let len = (self.len - at).min(bytes.len());
+        let mut bytes = [0; BULK];
+        for at in (0..self.len).step_by(BULK) {
+            let len = (self.len - at).min(BULK);
             from.part(at, len).read(&mut bytes[..len]);
             self.part(at, len).write(&bytes[..len]);
-            at += len;
         }
     }
 
@@ -943,6 +945,30 @@ mod tests {
             memory.read(at, &mut back).unwrap();
             assert_eq!(back[offset..offset + len], data);
             assert!(back[..offset].iter().chain(&back[offset + len..]).all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn a_copy_may_overlap_its_source() {
+        let (_bytes, start) = bytes(4 * BULK);
+        let mut process = GuestMemory::process();
+        // SAFETY: the bytes outlive `process`, and nothing else uses them until then.
+        unsafe { process.pin(start, 4 * BULK as u64, true) }.unwrap();
+        let guest = GuestMemory::plain(0, 4 * BULK).unwrap();
+        let whole: Vec<u8> = (0..4 * BULK).map(|at| (at ^ at >> 8) as u8).collect();
+        for (memory, start, most) in [(&process, start, 2 * BULK), (&guest, 0, BULK)] {
+            for len in [1, 255, BULK - 1, BULK, BULK + 3, 2 * BULK] {
+                for (from, to) in [(0, 0), (0, 8), (8, 0), (500, 7), (3, 700)] {
+                    let len = len.min(most);
+                    memory.write(start, &whole).unwrap();
+                    memory.copy(start + to as u64, (memory, start + from as u64), len).unwrap();
+                    let mut expected = whole.clone();
+                    expected.copy_within(from..from + len, to);
+                    let mut found = vec![0; whole.len()];
+                    memory.read(start, &mut found).unwrap();
+                    assert!(found == expected, "{len} bytes from {from} to {to}");
+                }
+            }
         }
     }
 
