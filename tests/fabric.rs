@@ -5,12 +5,10 @@ use std::time::Duration;
 use uverbs::cm::EventChannel;
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify,
+    Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Mtu, Notify,
     QpControl, QpType, QueuePair, RecvWr, SendWr,
 };
-#[cfg(all(feature = "sim", feature = "tokio"))]
-use uverbs_sim::Profile;
-use uverbs_sim::{Fabric, Mode};
+use uverbs_sim::{Fabric, Mode, Profile};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -169,6 +167,21 @@ fn one_thread_plays_both_sides() -> Result<()> {
     let mut bytes = [0; 2];
     b.memory.copy_to(0, &mut bytes)?;
     assert_eq!(bytes, [7, 9]);
+    Ok(())
+}
+
+#[test]
+fn jumbo_frames_on_both_ports_have_packets_of_4096_bytes() -> Result<()> {
+    for (frames, mtu) in [([false, true], Mtu::MTU_1024), ([true, true], Mtu::MTU_4096)] {
+        let mut builder = Fabric::builder().stepped(1);
+        for jumbo in frames {
+            let profile = Profile::new();
+            builder = builder.device(if jumbo { profile.jumbo_frames() } else { profile });
+        }
+        let fabric = builder.build()?;
+        let (a, b) = couple(&fabric)?;
+        assert_eq!([a.qp.query()?.path_mtu, b.qp.query()?.path_mtu], [mtu; 2]);
+    }
     Ok(())
 }
 

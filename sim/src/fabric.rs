@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use uverbs_host::HostSystem;
+use uverbs_uapi::port::ib_mtu;
 
 /// Devices behind one switch, with a kernel of their own, in this process.
 #[derive(Clone, Debug)]
@@ -97,7 +98,10 @@ impl FabricBuilder {
             if let Some(limit) = profile.options.limits.out_of_range() {
                 return Err(FabricError::Limit(limit));
             }
-            let interface = Interface::numbered(number, &profile.addresses);
+            let mut interface = Interface::numbered(number, &profile.addresses);
+            if profile.jumbo_frames {
+                interface.mtu = ib_mtu::IB_MTU_4096.0;
+            }
             for other in &kernel.drivers {
                 if other.name == name {
                     return Err(FabricError::NameTaken(name));

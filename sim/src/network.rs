@@ -3,6 +3,7 @@
 //! Pairs with `core/roce_gid_mgmt.c`: each address has an entry for RoCE v1 and one for v2.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use uverbs_uapi::port::ib_mtu;
 
 /// An entry of a GID table.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub(crate) struct Interface {
     pub(crate) hardware: Vec<u8>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) gids: Vec<GidEntry>,
+    /// The port's MTU, `enum ib_mtu`.
+    pub(crate) mtu: u8,
 }
 
 impl Interface {
@@ -75,6 +78,7 @@ impl Interface {
             hardware: mac.into(),
             addresses,
             gids,
+            mtu: ib_mtu::IB_MTU_1024.0,
         }
     }
 

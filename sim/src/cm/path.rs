@@ -12,8 +12,6 @@ use uverbs_uapi::ah::{ib_uverbs_ah_attr, ib_uverbs_global_route};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Path(pub(super) [u8; 64]);
 
-/// MTU 1024: `IB_MTU_1024`.
-const MTU: u8 = 3;
 /// The selector of an exact value.
 const EXACTLY: u8 = 2 << 6;
 
@@ -51,6 +49,7 @@ impl Ports<'_> {
             (Some((slid, _)), Some((dlid, _))) => (*dlid, *slid, 16, 18, 0),
             _ => (0, 0, 7, 16, 64),
         };
+        let mtu = own.interface.mtu.min(peer.interface.mtu);
         let mut record = [0; 64];
         record[8..24].copy_from_slice(&peer.interface.gids.get(peer_index)?.gid);
         record[24..40].copy_from_slice(&own.interface.gids.get(own_index)?.gid);
@@ -61,7 +60,7 @@ impl Ports<'_> {
         // Reversible, and one path.
         record[49] = 1 << 7 | 1;
         record[50..52].copy_from_slice(&own.pkey().to_be_bytes());
-        record[54..57].copy_from_slice(&[EXACTLY | MTU, EXACTLY | rate, EXACTLY | life]);
+        record[54..57].copy_from_slice(&[EXACTLY | mtu, EXACTLY | rate, EXACTLY | life]);
         Some(Path(record))
     }
 

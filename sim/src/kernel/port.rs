@@ -61,11 +61,11 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let (has_link, infiniband) = (driver.has_link(), driver.infiniband.clone());
     let mut resp = ib_uverbs_query_port_resp_ex::default();
     let port = &mut resp.legacy_resp;
-    // Ethernet, MTU 1024 of 4096, four lanes of 25 Gbit/s; ACTIVE and LINK_UP, or DOWN and DISABLED.
+    // Ethernet, MTU of at most 4096, four lanes of 25 Gbit/s; ACTIVE and LINK_UP, or DOWN and DISABLED.
     port.link_layer = 2;
     (port.state, port.phys_state) = if has_link { (4, 5) } else { (1, 3) };
     port.max_mtu = 5;
-    port.active_mtu = 3;
+    port.active_mtu = driver.interface.mtu;
     port.max_msg_sz = 1 << 30;
     port.gid_tbl_len = GIDS as i32 as _;
     port.pkey_tbl_len = 1;

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
-use uverbs::sim::{Fabric, Mode, TokioClock};
+use uverbs::sim::{Fabric, Mode, Profile, TokioClock};
 use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Notify,
     QpControl, QpType, QueuePair, RecvWr, SendWr,
@@ -309,9 +309,14 @@ fn tasks(mode: Mode) -> Result<Run> {
     })
 }
 
-/// Writes of 1 MiB, one after the other.
+/// Writes of 1 MiB, one after the other, in packets of 4096 bytes.
 fn long_writes(mode: Mode) -> Result<Run> {
-    let fabric = Fabric::new(2, mode);
+    let device = || Profile::new().jumbo_frames();
+    let builder = Fabric::builder().device(device()).device(device());
+    let fabric = match mode {
+        Mode::Stepped { seed } => builder.stepped(seed).build()?,
+        _ => builder.build()?,
+    };
     let (mut a, b) = Side::couple(&fabric)?;
     let to = b.memory.remote(0)?;
     timed(100, |rounds| {
