@@ -3,10 +3,13 @@
 //! Pairs with the transport of `data`. Functions send packets to their links, and the switch takes them to their
 //! destinations: in [`Fabric::run`] at once, in [`Fabric::run_ready`] when the caller chooses them.
 
+use std::io::{self, Write};
+
 use uverbs_roce::headers::Packet;
 use uverbs_roce::opcodes::Kind;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
+use crate::capture::{Capture, Macs};
 use crate::data::raw::NextFrames;
 use crate::device::Device;
 use crate::function::Function;
@@ -36,6 +39,7 @@ pub struct Fabric {
     first: usize,
     /// The cost that the current poll has left, in steps.
     budget: u64,
+    capture: Option<Capture>,
 }
 
 /// Something that can be done now.
@@ -77,6 +81,37 @@ impl Fabric {
         options.number = number as u32;
         self.functions.push(Function::new(options));
         number
+    }
+
+    /// Writes the packets between Ethernet ports to a file in the format of pcap, as RoCE v2, when they arrive. Their
+    /// times are those of [`Fabric::run`]. Each packet is written by itself: give it a file, or a writer that needs no
+    /// buffer.
+    ///
+    /// # Errors
+    /// If the header cannot be written. If a packet cannot, the capture ends.
+    pub fn capture(&mut self, to: impl Write + Send + 'static) -> io::Result<()> {
+        self.capture = Some(Capture::new(Box::new(to))?);
+        Ok(())
+    }
+
+    /// Adds a packet to the capture, if there is one.
+    fn capture_packet(&mut self, from: usize, to: Option<usize>, flight: &Flight) {
+        let Some(mut capture) = self.capture.take() else { return };
+        let device = |number: usize| self.functions[number].device();
+        let sender = device(from);
+        let macs = Macs {
+            source: sender.port.permanent_mac(),
+            destination: to.map(|to| device(to).port.permanent_mac()),
+        };
+        let added = capture.add(sender.now, macs, &flight.path, &flight.packet, |packet| {
+            if let Some(lent) = flight.lent {
+                sender.take_payload(packet, lent);
+            }
+        });
+        match added {
+            Ok(()) => self.capture = Some(capture),
+            Err(why) => log::warn!("the capture ends: {why}"),
+        }
     }
 
     /// The number of functions.
@@ -315,9 +350,13 @@ impl Fabric {
             let operation = packet.opcode.operation;
             ends = operation.kind() != Kind::Response && operation.position().ends();
             match flight.path.destination {
-                Destination::Group(group) => self.deliver_to_group(from, &group, &flight, &packet),
+                Destination::Group(group) => {
+                    self.capture_packet(from, None, &flight);
+                    self.deliver_to_group(from, &group, &flight, &packet);
+                }
                 destination => {
                     if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {
+                        self.capture_packet(from, Some(to), &flight);
                         self.deliver_to(from, to, &flight, packet);
                     }
                 }

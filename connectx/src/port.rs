@@ -125,6 +125,12 @@ impl Port {
         }
     }
 
+    /// The MAC that the port was made with.
+    pub(crate) fn permanent_mac(&self) -> [u8; 6] {
+        let [_, _, mac @ ..] = self.context.get(nic_vport_context::permanent_address).to_be_bytes();
+        mac
+    }
+
     /// Whether the port sends and receives.
     pub fn active(&self) -> bool {
         self.link_up && self.admin_up

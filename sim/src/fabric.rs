@@ -12,6 +12,7 @@ use crate::world::World;
 use rustix::io::Errno;
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::Poll;
@@ -248,6 +249,16 @@ impl Fabric {
     /// ```
     pub fn history(&self) -> String {
         self.world.history()
+    }
+
+    /// Writes the packets between Ethernet ports to a file in the format of pcap, as RoCE v2, for Wireshark: those that
+    /// arrive, at the fabric's time.
+    ///
+    /// # Errors
+    ///
+    /// The beginning of the file cannot be written. If a packet cannot, the capture ends.
+    pub fn capture(&self, to: impl io::Write + Send + 'static) -> io::Result<()> {
+        self.world.kernel()?.switch.capture(to)
     }
 
     /// Reports the mistakes of the program, if the fabric is [strict](FabricBuilder::strict), and in any case its

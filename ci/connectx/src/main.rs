@@ -64,6 +64,9 @@ struct Arguments {
     /// Records the input and output of each function, in `functionN.record` of this directory.
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
+    /// Writes the packets between Ethernet ports into this file, in the format of pcap: RoCE v2, for Wireshark.
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
     /// Least severe level that is logged to standard error.
     #[arg(long, default_value = "warn")]
     log: log::LevelFilter,
@@ -226,6 +229,9 @@ fn run(arguments: Arguments) -> io::Result<()> {
         log::info!("timer slack: {error}");
     }
     let mut fabric = Fabric::default();
+    if let Some(path) = &arguments.capture {
+        File::create(path).and_then(|file| fabric.capture(file)).map_err(at(path))?;
+    }
     let mut sockets = Vec::new();
     for path in &arguments.sockets {
         let socket = Listening::at(path).map_err(at(path))?;

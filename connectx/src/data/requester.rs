@@ -261,7 +261,7 @@ impl Device {
     }
 
     /// Appends a payload that was lent to its packet.
-    fn take_payload(&self, packet: &mut Vec<u8>, lent: Lent) {
+    pub(crate) fn take_payload(&self, packet: &mut Vec<u8>, lent: Lent) {
         for (address, len) in lent.ranges {
             let at = packet.len();
             packet.resize(at + len, 0);

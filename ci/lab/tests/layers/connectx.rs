@@ -9,6 +9,7 @@ const CONNECTX: &[Layer] = &[
         "base",
         &[
             "bar0",
+            "capture",
             "chunks",
             "command_error",
             "cost",

@@ -1,0 +1,102 @@
+//! A capture of the packets that arrive: a pcap file of RoCE v2, which Wireshark reads.
+//!
+//! Pairs with [`crate::fabric`], which delivers them. Packets of RoCE v1 are written as those of v2. Packets between
+//! InfiniBand ports are left out, and those of operations whose opcodes are private. A path has no traffic class and no
+//! hop limit of a connection; they are 0 and 64.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv6Addr};
+
+use uverbs_roce::frame::{self, Route};
+
+use crate::path::{Destination, Path};
+
+/// The file's header: times in nanoseconds, version 2.4, UTC, packets of up to 64 KiB, Ethernet.
+const HEADER: [u32; 6] = [0xa1b2_3c4d, 0x0004_0002, 0, 0, 0xffff, 1];
+const NANOSECONDS: u64 = 1_000_000_000;
+/// The opcodes of masked atomics, without the transport.
+const PRIVATE: std::ops::RangeInclusive<u8> = 0x18..=0x19;
+
+/// A file that packets are written to.
+pub(crate) struct Capture {
+    to: Box<dyn Write + Send>,
+    packet: Vec<u8>,
+    frame: Vec<u8>,
+}
+
+/// The addresses of a packet's frame.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Macs {
+    pub(crate) source: [u8; 6],
+    /// Of the port; `None` for a multicast group.
+    pub(crate) destination: Option<[u8; 6]>,
+}
+
+impl Capture {
+    /// Writes the header.
+    pub(crate) fn new(mut to: Box<dyn Write + Send>) -> io::Result<Self> {
+        to.write_all(&words(HEADER))?;
+        Ok(Self { to, packet: Vec::new(), frame: Vec::new() })
+    }
+
+    /// Adds a packet; `payload` appends the bytes of it that are not in `head`.
+    pub(crate) fn add(
+        &mut self,
+        now: u64,
+        macs: Macs,
+        path: &Path,
+        head: &[u8],
+        payload: impl FnOnce(&mut Vec<u8>),
+    ) -> io::Result<()> {
+        let private = head.first().is_none_or(|opcode| PRIVATE.contains(&(opcode & 0x1f)));
+        let (Some(route), false) = (route(macs, path), private) else { return Ok(()) };
+        self.packet.clear();
+        self.packet.extend_from_slice(head);
+        payload(&mut self.packet);
+        if !frame::encapsulate(&route, &self.packet, &mut self.frame) {
+            return Ok(());
+        }
+        let len = self.frame.len() as u32;
+        let (seconds, rest) = ((now / NANOSECONDS) as u32, (now % NANOSECONDS) as u32);
+        self.to.write_all(&words([seconds, rest, len, len]))?;
+        self.to.write_all(&self.frame)?;
+        self.to.flush()
+    }
+}
+
+/// Numbers in little endian.
+fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The way of a packet; `None` on InfiniBand.
+fn route(macs: Macs, path: &Path) -> Option<Route> {
+    let gid = match path.destination {
+        Destination::Lid(_) => return None,
+        Destination::Gid(gid) => path.route.map_or(gid, |route| route.gid),
+        Destination::Group(gid) => gid,
+    };
+    let (source, destination) = (address(path.source.gid), address(gid));
+    // As `rdma_get_mcast_mac` of the kernel; a group of IPv4 is a mapped address, too.
+    let [.., a, b, c, d] = gid;
+    let group = match destination {
+        IpAddr::V4(_) => [0x01, 0x00, 0x5e, b & 0x7f, c, d],
+        IpAddr::V6(_) => [0x33, 0x33, a, b, c, d],
+    };
+    Some(Route {
+        source_mac: macs.source,
+        destination_mac: macs.destination.unwrap_or(group),
+        vlan: path.vlan_tag(),
+        source,
+        destination,
+        source_port: 0xc000 | path.source_qpn as u16,
+        traffic_class: path.route.map_or(0, |route| route.tclass),
+        hop_limit: path.route.map_or(64, |route| route.hop_limit),
+    })
+}
+
+/// The IP address that a GID of RoCE v2 stands for.
+fn address(gid: [u8; 16]) -> IpAddr {
+    let address = Ipv6Addr::from(gid);
+    address.to_ipv4_mapped().map_or(address.into(), IpAddr::from)
+}
