@@ -230,7 +230,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
     }
     let mut fabric = Fabric::default();
     if let Some(path) = &arguments.capture {
-        File::create(path).and_then(|file| fabric.capture(file)).map_err(at(path))?;
+        File::create_new(path).and_then(|file| fabric.capture(file)).map_err(at(path))?;
     }
     let mut sockets = Vec::new();
     for path in &arguments.sockets {

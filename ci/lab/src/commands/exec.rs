@@ -52,7 +52,8 @@ pub(crate) struct MachineArguments {
     /// Run as root instead of as a user with 8 MiB of memlock
     #[arg(long)]
     as_root: bool,
-    /// Record the input and output of an emulated device, in this directory of this machine
+    /// Record the input and output of an emulated device, in this directory of this machine, and its packets in
+    /// packets.pcap there
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
     /// Do not build this workspace's programs for the guest

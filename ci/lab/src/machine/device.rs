@@ -99,11 +99,13 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Makes the companion record the device's activity.
+    /// Makes the companion record the device's activity, and capture its packets.
     pub(crate) fn record(&mut self, directory: &Path) -> Result<()> {
         let companion = self.companion.as_mut().context("only `--device mlx5` can be recorded")?;
         // It runs in another directory.
         let directory = std::path::absolute(directory)?;
+        let capture = directory.join("packets.pcap");
+        companion.command.extend(["--capture".into(), capture.into_os_string()]);
         companion.command.extend(["--record".into(), directory.into_os_string()]);
         Ok(())
     }
