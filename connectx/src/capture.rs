@@ -1,7 +1,8 @@
 //! A capture of the packets that arrive: a pcap file of RoCE v2, which Wireshark reads.
 //!
 //! Pairs with [`crate::fabric`], which delivers them. Packets of RoCE v1 are written as those of v2. Packets between
-//! InfiniBand ports are left out, and those of operations whose opcodes are private. A path has no traffic class and no
+//! InfiniBand ports are left out, those of operations whose opcodes are private, and those from a GID of one family of
+//! addresses to one of another. A path has no traffic class and no
 //! hop limit of a connection; they are 0 and 64.
 
 use std::io::{self, Write};
@@ -22,6 +23,8 @@ pub(crate) struct Capture {
     to: Box<dyn Write + Send>,
     packet: Vec<u8>,
     frame: Vec<u8>,
+    /// A packet's header and its frame.
+    record: Vec<u8>,
 }
 
 /// The addresses of a packet's frame.
@@ -36,7 +39,7 @@ impl Capture {
     /// Writes the header.
     pub(crate) fn new(mut to: Box<dyn Write + Send>) -> io::Result<Self> {
         to.write_all(&words(HEADER))?;
-        Ok(Self { to, packet: Vec::new(), frame: Vec::new() })
+        Ok(Self { to, packet: Vec::new(), frame: Vec::new(), record: Vec::new() })
     }
 
     /// Adds a packet; `payload` appends the bytes of it that are not in `head`.
@@ -58,8 +61,10 @@ impl Capture {
         }
         let len = self.frame.len() as u32;
         let (seconds, rest) = ((now / NANOSECONDS) as u32, (now % NANOSECONDS) as u32);
-        self.to.write_all(&words([seconds, rest, len, len]))?;
-        self.to.write_all(&self.frame)?;
+        self.record.clear();
+        self.record.extend_from_slice(&words([seconds, rest, len, len]));
+        self.record.extend_from_slice(&self.frame);
+        self.to.write_all(&self.record)?;
         self.to.flush()
     }
 }

@@ -84,8 +84,8 @@ impl Fabric {
     }
 
     /// Writes the packets between Ethernet ports to a file in the format of pcap, as RoCE v2, when they arrive. Their
-    /// times are those of [`Fabric::run`]. Each packet is written by itself: give it a file, or a writer that needs no
-    /// buffer.
+    /// times are those of [`Fabric::run`]. Each packet is written when it arrives, in one call of `write`, which the
+    /// device waits for.
     ///
     /// # Errors
     /// If the header cannot be written. If a packet cannot, the capture ends.

@@ -11,6 +11,7 @@ pub use crate::world::Mode;
 use crate::world::World;
 use rustix::io::Errno;
 use std::fmt;
+use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::IpAddr;
@@ -224,13 +225,13 @@ impl Fabric {
         uverbs_host::install(self.system()).map_err(|_| self)
     }
 
-    /// Does one thing that is due, or everything in [`Mode::Trapped`]; returns whether there was any.
+    /// Does up to eight things that are due, or everything in [`Mode::Trapped`]; returns whether there was any.
     pub fn step(&self) -> bool {
         self.world.step()
     }
 
-    /// Moves virtual time to the next timer, or takes a [step](Self::step) if something is due before; `false` if there
-    /// is no timer.
+    /// Takes a [step](Self::step) if something is due now, and else moves virtual time to the next timer; `false` if there
+    /// is neither.
     pub fn advance(&self) -> bool {
         self.world.is_stepped() && self.world.step() || self.world.advance_to_timer(None)
     }
@@ -252,12 +253,13 @@ impl Fabric {
     }
 
     /// Writes the packets between Ethernet ports to a file in the format of pcap, as RoCE v2, for Wireshark: those that
-    /// arrive, at the fabric's time.
+    /// arrive, at the fabric's time, until the fabric is dropped or another file is given. The devices wait while a
+    /// packet is written: a pipe needs a reader.
     ///
     /// # Errors
     ///
-    /// The beginning of the file cannot be written. If a packet cannot, the capture ends.
-    pub fn capture(&self, to: impl io::Write + Send + 'static) -> io::Result<()> {
+    /// The beginning of the file cannot be written. If a packet cannot, the capture ends, perhaps with a part of it.
+    pub fn capture(&self, to: File) -> io::Result<()> {
         self.world.kernel()?.switch.capture(to)
     }
 

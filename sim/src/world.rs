@@ -32,9 +32,9 @@ pub enum Mode {
     #[default]
     Trapped,
     /// The thread that polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens.
-    /// The seed decides which queue is served next, and how long a step takes. With several threads, each has to step
-    /// or call the fabric once before another one waits: a wait leaves time only to threads that the fabric knows. Runs
-    /// of several threads do not repeat.
+    /// The seed decides which queue is served, sends or gets its packets next, and how long a step takes. With several
+    /// threads, each has to step or call the fabric once before another one waits: a wait leaves time only to threads
+    /// that the fabric knows. Runs of several threads do not repeat.
     Stepped {
         /// The same seed makes the same decisions.
         seed: u64,
@@ -344,7 +344,7 @@ impl World {
         }
     }
 
-    /// Does one thing that is due, or everything in a trapped world; returns whether there was any.
+    /// Does some things that are due, or everything in a trapped world; returns whether there was any.
     pub(crate) fn step(&self) -> bool {
         let Ok(mut kernel) = self.kernel() else { return false };
         self.note_user();
@@ -367,8 +367,7 @@ impl World {
         took.is_some()
     }
 
-    /// Called when the program polls a queue: does one thing that is due in a stepped world, unless another thread does
-    /// so right now.
+    /// Called when the program polls a queue: takes a step of a stepped world, unless another thread does so right now.
     pub(crate) fn polled(&self) {
         if !self.is_here() {
             return;
