@@ -96,7 +96,7 @@ impl Recent {
         let inside = offset.checked_add(access.len).is_some_and(|end| end <= len);
         let same = (key, pd, qpn, right) == (access.key, access.pd, access.qpn, access.right);
         (same && inside && access.len > 0 && self.changes == changes).then(|| DmaRange {
-            address: DmaAddress::Guest(self.guest + offset),
+            address: DmaAddress::Guest(self.guest.wrapping_add(offset)),
             len: access.len as usize,
         })
     }
@@ -421,7 +421,8 @@ impl Mkey {
         let pages = (first..).zip(entries.iter().take(PAGES_AHEAD));
         let joined = pages.take_while(|(page, entry)| {
             let entry = u64::from_be_bytes(**entry);
-            entry != 0 && entry & !0xfff == guest.wrapping_add(reach(*page))
+            // A piece ends with the last address.
+            entry != 0 && Some(entry & !0xfff) == guest.checked_add(reach(*page))
         });
         let end = first + joined.count() as u64;
         reach(end).min(self.context.get(mkc::len) - (address - start))
@@ -559,6 +560,20 @@ mod tests {
         found(&objects, one).unwrap();
         objects.mkeys.remove(0x100).unwrap();
         found(&objects, one).unwrap_err();
+    }
+
+    #[test]
+    fn a_remembered_range_ends_with_the_last_address() {
+        let mut objects = objects();
+        let mkey = objects.mkeys.get_mut(0x100).unwrap();
+        let pages = [0xffff_ffff_ffff_f003u64, 0x3];
+        mkey.translation = pages.iter().flat_map(|page| page.to_be_bytes()).collect();
+        let at = |address: u64| found(&objects, Access { address, len: 1, ..GOOD });
+        let range = |address| DmaRange { address: DmaAddress::Guest(address), len: 1 };
+        for _ in 0..2 {
+            assert_eq!(at(0x7f00_0000_0900), Ok(vec![range(0xffff_ffff_ffff_f900)]));
+            assert_eq!(at(0x7f00_0000_1000), Ok(vec![range(0)]));
+        }
     }
 
     #[test]
