@@ -119,3 +119,19 @@ fn a_wrong_qkey_is_dropped_and_counted() {
     let context = out.sub(query_nic_vport_context_out::nic_vport_context);
     assert_eq!(context.get(nic_vport_context::qkey_violation_counter), 3);
 }
+
+#[test]
+fn a_member_that_is_not_destroyed_goes_on() {
+    const RESOURCE_BUSY: u8 = 0x06;
+    let mut f = Fixture::new();
+    let (mut a, mut b) = (f.member(false), f.member(false));
+    for member in [&a, &b] {
+        f.attach(opcode::ATTACH_TO_MCG, member).unwrap();
+        let mut destroy = [0; 16];
+        destroy[8..12].copy_from_slice(&member.queue.number.to_be_bytes());
+        let refused = f.driver.run_command(opcode::DESTROY_QP, &destroy).unwrap_err();
+        assert_eq!(refused.0, RESOURCE_BUSY);
+    }
+    f.send([&mut a, &mut b], QKEY);
+    assert_eq!([f.received(&a), f.received(&b)], [1, 1]);
+}

@@ -205,8 +205,12 @@ pub(crate) fn destroy_qp(
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
     device.objects.qps.owned_mut(uid, number)?;
-    end_requests(device, number);
+    // A member of a multicast group stays, and goes on.
     let qp = device.objects.qps.remove(number)?;
+    if let Some(due) = qp.late_receive_check {
+        device.late_receive_timers.remove(&(due, number));
+    }
+    end_requests(device, number);
     hold_for_qp(device, &qp, false);
     device.objects.release_umems(&qp.umems);
     Ok(vec![])
