@@ -380,7 +380,7 @@ impl<P: Clone> QueuePair<P> {
             let timeout = ack_timeout(self.attributes.timeout);
             let requester = &mut self.requester;
             if requester.timer.is_none() && (new || !Mistake::TimeoutNotRestarted.is_planted()) {
-                requester.timer = timeout.map(|timeout| now + timeout);
+                requester.timer = timeout.map(|timeout| now.saturating_add(timeout));
             }
         } else {
             self.requester.oldest = self.requester.limit;
@@ -592,7 +592,7 @@ impl<P: Clone> QueuePair<P> {
         requester.waits_for_receiver = false;
         requester.timer = match requester.oldest == requester.limit {
             true => None,
-            false => timeout.map(|timeout| now + timeout),
+            false => timeout.map(|timeout| now.saturating_add(timeout)),
         };
         // The cursor may not be behind what is complete.
         if requester.next == 0 {
@@ -635,7 +635,7 @@ impl<P: Clone> QueuePair<P> {
         }
         requester.rnr_retries = requester.rnr_retries.saturating_add(1);
         requester.waits_for_receiver = true;
-        requester.timer = Some(now + rnr_timer(code));
+        requester.timer = Some(now.saturating_add(rnr_timer(code)));
         if Mistake::RnrTimerNotRestarted.is_planted() && again {
             requester.timer = None;
         }
@@ -668,7 +668,8 @@ impl<P: Clone> QueuePair<P> {
         }
         requester.retries += 1;
         requester.repeating = true;
-        requester.timer = ack_timeout(self.attributes.timeout).map(|timeout| now + timeout);
+        requester.timer =
+            ack_timeout(self.attributes.timeout).map(|timeout| now.saturating_add(timeout));
         if Mistake::TimeoutNotRestarted.is_planted() {
             requester.timer = None;
         }

@@ -357,9 +357,12 @@ impl Device {
 
     /// Holds each of the next `count` messages back for a while. The later messages of its queue pair wait for it. A reliable
     /// connection whose timeout is shorter sends them again, which is another message: late if it is one of the `count`.
+    /// At most a year, and 1024 packets of the device; later ones are lost.
     pub fn delay_messages(&self, count: u32, by: Duration) {
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        let by = by.min(YEAR);
         let fault = format!("the next {count} messages are late by {by:?}");
-        let by = Delay::Time(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX));
+        let by = Delay::Time(by.as_nanos() as u64);
         self.faults(fault, |faults| faults.delay_messages(count, by));
     }
 
