@@ -6,6 +6,7 @@ use driver::Driver;
 use driver::pair::Pair;
 use driver::pair::code::*;
 use uverbs_connectx::fault::CommandFailure;
+use uverbs_uapi::mlx5::prm::cqc::cqc;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -195,6 +196,28 @@ fn uc_does_not_retry() {
     assert!((0..3).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
 }
 
+/// No NAK tells the sender of it.
+#[test]
+fn a_refused_write_of_uc_moves_the_receiver_to_error() {
+    const UC: u64 = 1;
+    const WQ_ACCESS_ERROR: u8 = 0x11;
+    let mut p = Pair::new();
+    let mut one = p.driver.qp(UC, p.send_cq);
+    let mut other = p.driver.qp(UC, p.receive_cq);
+    p.driver.connect(&one, &other);
+    p.driver.connect(&other, &one);
+    let local = p.local(8);
+    p.driver.post_receive(&mut other, &local);
+    let segments = [Pair::remote(p.to, p.key ^ 1), local].concat();
+    p.driver.post_send(&mut one, WRITE, 0, &segments);
+    assert_eq!(p.driver.cqe(p.sent, 0).0, REQUEST);
+    let (code, cqe) = p.driver.cqe(p.received, 0);
+    assert_eq!((code, cqe[55]), (RECEIVE_ERROR, 0x05));
+    let event: [u8; 64] = p.bytes(p.events);
+    let number = u32::from_be_bytes(event[56..60].try_into().unwrap());
+    assert_eq!((event[1], number), (WQ_ACCESS_ERROR, other.number));
+}
+
 /// A program that drains a queue posts such a receive, without ringing a doorbell.
 #[test]
 fn a_receive_posted_in_error_state_is_flushed() {
@@ -281,6 +304,27 @@ fn a_send_queue_outside_of_guest_memory_raises_an_event() {
     let event: [u8; 64] = p.bytes(p.events);
     let number = u32::from_be_bytes(event[56..60].try_into().unwrap());
     assert_eq!((event[1], number), (WQ_CATASTROPHIC, lost.number));
+}
+
+/// The peer learns which of its messages have a completion, and of the one that has none.
+#[test]
+fn messages_before_a_cq_overrun_are_acknowledged() {
+    const REMOTE_OPERATION: u8 = 0x14;
+    let mut p = Pair::new();
+    p.driver.ack_timeout = 0;
+    let (two, _) = p.driver.cq_with(p.eqn, &[(cqc::log_cq_size, 1)]);
+    let mut b = p.driver.qp(0, two);
+    p.driver.connect(&b, &p.a);
+    p.driver.reconnect(&mut p.a, b.number).unwrap();
+    let (room, local) = (Driver::segment(8, p.key, p.to), p.local(8));
+    for _ in 0..3 {
+        p.driver.post_receive(&mut b, &room);
+        p.driver.queue_send(&mut p.a, SEND, 0, &local);
+    }
+    p.driver.run();
+    let ends = [0, 1, 2].map(|index| p.driver.cqe(p.sent, index));
+    assert_eq!(ends.map(|(code, _)| code), [REQUEST, REQUEST, REQUEST_ERROR]);
+    assert_eq!(ends[2].1[55], REMOTE_OPERATION);
 }
 
 #[test]

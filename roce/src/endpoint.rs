@@ -272,17 +272,14 @@ impl<P: Clone> Endpoint<P> {
         Progress { done, more: !self.ready.is_empty() }
     }
 
-    /// Lets timers end that are due. Returns whether there were any.
-    pub fn expire<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) -> bool {
-        let mut expired = false;
+    /// Lets timers end that are due.
+    pub fn expire<H: Host<Path = P>>(&mut self, now: Nanoseconds, host: &mut H) {
         while let Some(slot) = self.timers.pop_due(now) {
             if let Some(Some(qp)) = self.slots.get_mut(slot as usize) {
                 qp.expire(now, host);
                 self.schedule(slot);
-                expired = true;
             }
         }
-        expired
     }
 
     /// How many queue pairs may have something to send.

@@ -139,17 +139,17 @@ pub trait Host {
         data: &[u8],
     ) -> Result<(), ib_wc_status>;
 
-    /// Completes a receive.
+    /// Completes a receive; `received` is an error if it failed, with its status.
     ///
     /// # Errors
     ///
-    /// Nothing fails: `received` is an error if the receive failed, with its status.
+    /// The NAK that the peer gets because the completion cannot be reported. A receive that failed has its own.
     fn complete_receive(
         &mut self,
         qpn: u32,
         receive: u64,
         received: Result<Received<'_, Self::Path>, ib_wc_status>,
-    );
+    ) -> Result<(), Refusal>;
 
     /// Tells an event of a queue pair.
     fn event(&mut self, qpn: u32, event: Event);
@@ -289,7 +289,8 @@ pub enum Event {
     /// A request failed. The queue pair is in SQE if it is UC or UD, else in error; its other requests were flushed.
     /// The device flushes what it has not posted.
     SendFailed,
-    /// The peer asked for what it must not, and the queue pair is in error.
+    /// The peer asked for what it must not, and the queue pair is in error. It may have been in error before: then this
+    /// is the reason of the NAK that it owed.
     Refused(Refusal),
     /// A receive failed, and the queue pair is in error.
     ReceiveFailed,

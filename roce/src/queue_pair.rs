@@ -26,7 +26,7 @@ pub enum State {
     Sqd,
     /// Send queue error: it receives.
     Sqe,
-    /// Error.
+    /// Error. Only the ACK or NAK that the peer is owed is sent.
     Error,
 }
 
@@ -184,7 +184,7 @@ impl<P: Clone> QueuePair<P> {
         host: &mut H,
         buffer: &mut PacketBuffer,
     ) -> Step {
-        let response = match self.state.receives() {
+        let response = match self.state.receives() || self.state == State::Error {
             true => self.send_response(host, buffer),
             false => Step::Idle,
         };
@@ -216,11 +216,11 @@ impl<P: Clone> QueuePair<P> {
         }
     }
 
-    /// Moves to error for a reason that the device does not know yet.
+    /// Moves to error, if it is not there, for a reason that the device does not know yet.
     pub(crate) fn fail<H: Host<Path = P>>(&mut self, host: &mut H, event: Event) {
         if self.state != State::Error {
             self.move_to(State::Error, host);
-            host.event(self.number, event);
         }
+        host.event(self.number, event);
     }
 }

@@ -34,6 +34,8 @@ struct Resource {
     answer: Answer,
     /// The packet of the response that is sent next, if not all were.
     pending: Option<u32>,
+    /// Whether all were sent once. Then the requester may have them, and more of its requests may come.
+    answered: bool,
 }
 
 /// How a request is answered.
@@ -225,16 +227,22 @@ impl<P: Clone> QueuePair<P> {
 
     fn fail_receive<H: Host<Path = P>>(&mut self, host: &mut H, status: ib_wc_status) {
         if let Some(receive) = self.responder.receive.take() {
-            host.complete_receive(self.number, receive, Err(status));
+            // The peer gets the NAK of this status, whether or not it is reported here.
+            let _ = host.complete_receive(self.number, receive, Err(status));
         }
     }
 
-    /// Flushes the receive of a message that is not complete.
+    /// Flushes the receive of a message that is not complete. The ACK or NAK that the peer is owed is still sent: the
+    /// receives that it acknowledges are complete. Responses are not sent, so that the ACK is for the packets before the
+    /// first of them.
     pub(crate) fn drop_message<H: Host<Path = P>>(&mut self, host: &mut H) {
         self.fail_receive(host, ib_wc_status::IB_WC_WR_FLUSH_ERR);
-        self.responder.message = None;
-        self.responder.reply = None;
-        self.responder.resources.clear();
+        let responder = &mut self.responder;
+        responder.message = None;
+        if let Some(kept) = responder.resources.iter().find(|kept| kept.pending.is_some()) {
+            responder.reply = Some((kept.first.before(), Syndrome::Ack));
+        }
+        responder.resources.clear();
     }
 
     /// From `check_psn`. A packet behind the expected one is dropped, where rxe would take it if a message begins
@@ -263,17 +271,24 @@ impl<P: Clone> QueuePair<P> {
             responder.message = None;
         }
         responder.expected = psn.plus(1);
+        if responder.message.is_none() && !begins {
+            return;
+        }
         let executed = self.execute(host, from, packet);
         self.give_up(host, executed);
     }
 
-    /// Unreliable requests that fail are dropped. A receive that failed is reported, and moves the queue pair to error
-    /// unless a datagram was too long for it. From `RESPST_ERR_LENGTH` and its neighbours in `rxe_responder`.
+    /// An unreliable request that fails is dropped. On UC a refused one moves the queue pair to error, where rxe only drops
+    /// it: no NAK tells of it. A receive that failed is reported, and moves the queue pair to error unless a datagram was
+    /// too long for it. From `RESPST_ERR_LENGTH` and its neighbours in `rxe_responder`.
     fn give_up<H: Host<Path = P>>(&mut self, host: &mut H, executed: Result<u32, Failure>) {
         let Err(failure) = executed else { return };
         self.responder.message = None;
         match failure {
             Failure::NotReady => host.count(self.number, Counter::OutOfBuffer),
+            Failure::Refused(refusal) if self.transport == Transport::Uc => {
+                self.fail(host, Event::Refused(refusal));
+            }
             Failure::Refused(_) => {}
             Failure::Receive(status, _) => {
                 self.fail_receive(host, status);
@@ -347,8 +362,13 @@ impl<P: Clone> QueuePair<P> {
             },
             Kind::Response => return Err(INVALID),
         };
+        // More requests than are kept, as the oldest one was never answered: the peer's `max_rd_atomic` is too high. rxe
+        // forgets the oldest one, and the peer's request fails after all its retries.
+        let resources = &self.responder.resources;
+        let full = resources.len() == usize::from(self.attributes.max_dest_rd_atomic)
+            && resources.front().is_none_or(|oldest| !oldest.answered);
         let answered = !matches!(kind, Kind::Send | Kind::Write);
-        let too_many = answered && self.attributes.max_dest_rd_atomic == 0;
+        let too_many = answered && full;
         if too_many || !self.attributes.access.contains(need) { Err(INVALID) } else { Ok(()) }
     }
 
@@ -437,14 +457,14 @@ impl<P: Clone> QueuePair<P> {
         Ok(())
     }
 
-    /// Makes the response to a new request the next one. The oldest resource goes: it is the requester's duty not to
-    /// need it (`check_resource`).
+    /// Makes the response to a new request the next one. The oldest resource goes, which was answered: it is the
+    /// requester's duty not to need it (`check_resource`).
     fn keep(&mut self, first: Psn, psns: u32, answer: Answer) {
         let resources = &mut self.responder.resources;
         if resources.len() == usize::from(self.attributes.max_dest_rd_atomic) {
             resources.pop_front();
         }
-        resources.push_back(Resource { first, psns, answer, pending: Some(0) });
+        resources.push_back(Resource { first, psns, answer, pending: Some(0), answered: false });
     }
 
     /// From `check_rkey` and `rxe_prepare_res`. The memory is read when the response is sent.
@@ -547,8 +567,7 @@ impl<P: Clone> QueuePair<P> {
             pkey: packet.bth.pkey.get(),
             from,
         };
-        host.complete_receive(self.number, receive, Ok(received));
-        Ok(())
+        Ok(host.complete_receive(self.number, receive, Ok(received))?)
     }
 
     /// Answers a request again. From `duplicate_request`.
@@ -594,6 +613,7 @@ impl<P: Clone> QueuePair<P> {
         let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
         let Some((at, kept)) = pending else { return self.send_reply(host, buffer) };
         kept.pending = Some(at + 1).filter(|next| *next < kept.psns);
+        kept.answered |= kept.pending.is_none();
         let kept = *kept;
         let psn = kept.first.plus(at);
         // It acknowledges everything before it.

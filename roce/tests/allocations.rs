@@ -107,8 +107,9 @@ impl Host for Device {
         _: u32,
         _: u64,
         received: Result<Received<'_, ()>, ib_wc_status>,
-    ) {
+    ) -> Result<(), Refusal> {
         self.received += u64::from(received.is_ok());
+        Ok(())
     }
     fn event(&mut self, _: u32, _: Event) {}
     fn count(&mut self, _: u32, _: Counter) {}

@@ -61,11 +61,12 @@ impl Device {
         self.stop_qp_unless_written(qpn, written);
     }
 
-    /// Moves a queue pair to error if its CQE could not be written.
-    fn stop_qp_unless_written(&mut self, qpn: u32, written: bool) {
+    /// Moves a queue pair to error if its CQE could not be written. Returns whether it was.
+    fn stop_qp_unless_written(&mut self, qpn: u32, written: bool) -> bool {
         if !written {
             self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
         }
+        written
     }
 
     /// The CQ and the user index of CQEs for receives.
@@ -80,16 +81,16 @@ impl Device {
         Some((qp.receive_cq(), qp.context.get32(qpc::user_index)))
     }
 
-    /// Reports a receive that succeeded.
+    /// Reports a receive that succeeded. Returns whether the CQE was written.
     pub(crate) fn complete_receive(
         &mut self,
         qpn: u32,
         srqn: Option<u32>,
         index: u16,
         received: &Received<'_, Path>,
-    ) {
-        let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, srqn) else { return };
-        let Some(qp) = self.objects.qps.find(qpn) else { return };
+    ) -> bool {
+        let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, srqn) else { return false };
+        let Some(qp) = self.objects.qps.find(qpn) else { return false };
         let datagram = qp.service.datagram();
         let Received { write, immediate, invalidated, solicited, from, .. } = *received;
         let opcode = match (invalidated, immediate) {
@@ -127,7 +128,7 @@ impl Device {
         let data = &data[..if write { 0 } else { qp.receiving.data_len }];
         let first_half = cqe.put_inline(data, self.cqe_data_room(cqn));
         let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, solicited);
-        self.stop_qp_unless_written(qpn, written);
+        self.stop_qp_unless_written(qpn, written)
     }
 
     /// Reports a receive that failed.

@@ -136,8 +136,9 @@ impl Host for DeviceHost<'_> {
         qpn: u32,
         _: u64,
         received: Result<Received<'_, Path>, ib_wc_status>,
-    ) {
-        self.device.end_receive(qpn, received.map_err(Syndrome::of_status));
+    ) -> Result<(), Refusal> {
+        let reported = self.device.end_receive(qpn, received.map_err(Syndrome::of_status));
+        if reported { Ok(()) } else { Err(Refusal::Operational) }
     }
 
     fn event(&mut self, qpn: u32, event: Event) {
@@ -146,14 +147,16 @@ impl Host for DeviceHost<'_> {
             Event::CommunicationEstablished | Event::SendQueueDrained => {}
             Event::SendFailed => self.device.stop_sending(qpn),
             Event::Refused(Refusal::InvalidRequest) => {
-                self.device.move_qp_to_error(qpn, Some(event::WQ_INVALID_REQUEST));
+                self.device.move_qp_to_error(qpn, None);
+                self.device.qp_event(qpn, event::WQ_INVALID_REQUEST);
             }
             Event::Refused(Refusal::Access) => {
                 self.device.objects.count_for_qp(qpn, |counter| {
                     counter.resp_remote_access_errors =
                         counter.resp_remote_access_errors.wrapping_add(1)
                 });
-                self.device.move_qp_to_error(qpn, Some(event::WQ_ACCESS_ERROR));
+                self.device.move_qp_to_error(qpn, None);
+                self.device.qp_event(qpn, event::WQ_ACCESS_ERROR);
             }
             Event::Refused(Refusal::Operational) | Event::ReceiveFailed => {
                 self.device.move_qp_to_error(qpn, None);

@@ -207,7 +207,7 @@ impl Device {
         let Some(qp) = self.objects.qps.find_mut(qpn) else { return false };
         let request = opcode.operation.kind() != Kind::Response;
         let ends = request && opcode.operation.position().ends();
-        // What it owes to the peer it sends in error state, too.
+        // The ACK or NAK that it owes leaves in error state, too.
         let lost = request && (qp.fate == Fate::Lost || qp.state == QpState::Error);
         let mut delay = None;
         if request {

@@ -251,9 +251,13 @@ impl Device {
         Ok(())
     }
 
-    /// Reports the receive of a message.
-    pub(crate) fn end_receive(&mut self, qpn: u32, received: Result<Received<'_, Path>, Syndrome>) {
-        let Some(qp) = self.objects.qps.find(qpn) else { return };
+    /// Reports the receive of a message. Returns whether it could, for a message that was received.
+    pub(crate) fn end_receive(
+        &mut self,
+        qpn: u32,
+        received: Result<Received<'_, Path>, Syndrome>,
+    ) -> bool {
+        let Some(qp) = self.objects.qps.find(qpn) else { return false };
         let receiving = &qp.receiving;
         let (index, srqn) = (receiving.receive.index, receiving.xrc_srqn);
         let received = received.and_then(|received| {
@@ -278,6 +282,7 @@ impl Device {
                 if datagram && syndrome == Syndrome::LocalProtection {
                     self.move_qp_to_error(qpn, None);
                 }
+                true
             }
         }
     }

@@ -29,8 +29,8 @@ const FIRST_FREE: u64 = 0x2_0000;
 const DATA_BLOCK: usize = 512;
 pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
 
-/// Event types: CQ error, QP error, last WQE reached.
-const ERRORS: u64 = 1 << 0x04 | 1 << 0x05 | 1 << 0x13;
+/// Event types: CQ error, QP error, invalid request, access error, last WQE reached.
+const ERRORS: u64 = 1 << 0x04 | 1 << 0x05 | 1 << 0x10 | 1 << 0x11 | 1 << 0x13;
 
 /// A queue as its user sees it.
 pub(crate) struct Queue {

@@ -57,6 +57,8 @@ pub(super) struct Device {
     /// Whether it takes one packet in each turn.
     pub(super) takes_one: bool,
     pub(super) flushes: Vec<(u64, u32, u8, u8)>,
+    /// Whether completions of receives cannot be reported.
+    pub(super) cq_is_full: bool,
     /// The SRQ that requests name.
     pub(super) srq: Option<u32>,
     /// The first call that breaks a promise of [`Host`].
@@ -217,10 +219,14 @@ impl Host for Device {
         _: u32,
         receive: u64,
         received: Result<Received<'_, u8>, ib_wc_status>,
-    ) {
+    ) -> Result<(), Refusal> {
         let Some(mut data) = self.buffers.remove(&receive) else {
-            return self.complain(format!("receive {receive} completes twice, or was not taken"));
+            self.complain(format!("receive {receive} completes twice, or was not taken"));
+            return Ok(());
         };
+        if self.cq_is_full {
+            return Err(Refusal::Operational);
+        }
         match received {
             Ok(received) => {
                 data.truncate(if received.write { 0 } else { received.length as usize });
@@ -236,6 +242,7 @@ impl Host for Device {
             }
             Err(status) => self.failed_receives.push(status),
         }
+        Ok(())
     }
 
     fn event(&mut self, _: u32, event: Event) {

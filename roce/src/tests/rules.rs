@@ -591,3 +591,96 @@ fn queue_pairs_take_turns_within_a_budget() {
     endpoint.destroy(1);
     assert_eq!(endpoint.post(1, request(0, SEND, 0)), Err(NotPosted::NoQueuePair));
 }
+
+/// Gives all packets that a side has to send to the other one.
+fn deliver(network: &mut Network, from: usize) {
+    packets(network, from).iter().for_each(|packet| give(network, 1 - from, packet));
+}
+
+fn move_to_error(network: &mut Network, side: usize) {
+    network.endpoints[side].move_to(&mut network.devices[side], QPNS[side], State::Error);
+}
+
+#[test]
+fn an_ack_that_is_owed_is_sent_in_error() {
+    let mut network = rc();
+    network.devices[1].post_receive();
+    post(&mut network, 0, SEND, 8);
+    post(&mut network, 1, READ, 8);
+    deliver(&mut network, 0);
+    move_to_error(&mut network, 1);
+    deliver(&mut network, 1);
+    // The read is not answered.
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
+    assert_eq!((state(&network, 0), network.endpoints[0].pending(QPNS[0])), (State::Rts, 1));
+    assert!(packets(&mut network, 1).is_empty());
+}
+
+#[test]
+fn a_nak_that_is_owed_is_sent_in_error() {
+    let mut network = rc();
+    post(&mut network, 0, Work::Write { address: 0, key: KEY + 1, immediate: None }, 8);
+    deliver(&mut network, 0);
+    move_to_error(&mut network, 1);
+    assert!(network.devices[1].events.is_empty());
+    deliver(&mut network, 1);
+    assert_eq!(statuses(&mut network), [Status::IB_WC_REM_ACCESS_ERR]);
+    assert_eq!(network.devices[1].events, [Event::Refused(Refusal::Access)]);
+}
+
+#[test]
+fn a_receive_that_cannot_be_reported_is_answered_with_a_nak() {
+    let mut network = rc();
+    for id in 0..2 {
+        network.devices[1].post_receive();
+        post(&mut network, id, SEND, 8);
+    }
+    let sent = packets(&mut network, 0);
+    give(&mut network, 1, &sent[0]);
+    network.devices[1].cq_is_full = true;
+    give(&mut network, 1, &sent[1]);
+    deliver(&mut network, 1);
+    let ends = [Status::IB_WC_SUCCESS, Status::IB_WC_REM_OP_ERR];
+    assert_eq!(statuses(&mut network), ends);
+    assert_eq!(network.devices[1].events, [Event::Refused(Refusal::Operational)]);
+}
+
+#[test]
+fn a_request_above_max_dest_rd_atomic_is_refused() {
+    let mut network = network(Transport::Rc, |side, attributes| {
+        attributes.max_rd_atomic = 4;
+        attributes.max_dest_rd_atomic = if side == 0 { 4 } else { 2 };
+    });
+    (0..3).for_each(|id| post(&mut network, id, READ, 8));
+    deliver(&mut network, 0);
+    deliver(&mut network, 1);
+    let ok = Status::IB_WC_SUCCESS;
+    assert_eq!(statuses(&mut network), [ok, ok, Status::IB_WC_REM_INV_REQ_ERR]);
+}
+
+#[test]
+fn a_refused_request_of_uc_moves_the_receiver_to_error() {
+    let mut network = network(Transport::Uc, |_, _| {});
+    let work = Work::Write { address: 0, key: KEY + 1, immediate: None };
+    post(&mut network, 0, work, 600);
+    let sent = packets(&mut network, 0);
+    // The rest of a message that has lost its begin is none.
+    sent[1..].iter().for_each(|packet| give(&mut network, 1, packet));
+    assert_eq!(state(&network, 1), State::Rts);
+    assert!(sent.len() > 1 && network.devices[1].events.is_empty());
+    post(&mut network, 1, work, 8);
+    deliver(&mut network, 0);
+    assert_eq!(state(&network, 1), State::Error);
+    assert_eq!(network.devices[1].events, [Event::Refused(Refusal::Access)]);
+}
+
+#[test]
+fn timers_end_with_the_last_nanosecond() {
+    let mut network = rc();
+    network.now = u64::MAX - 1;
+    post(&mut network, 0, SEND, 8);
+    deliver(&mut network, 0);
+    assert_eq!(network.endpoints[0].deadline(), Some(u64::MAX));
+    deliver(&mut network, 1);
+    assert_eq!(network.endpoints[0].deadline(), Some(u64::MAX));
+}
