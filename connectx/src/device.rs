@@ -52,8 +52,6 @@ pub struct Device {
     pub(crate) link: Link,
     /// The payload of the packet that the transport puts together.
     pub(crate) departing: Departing,
-    /// Whether the turn of a queue pair ends with a message.
-    pub(crate) turn_ends_with_message: bool,
     /// When queue pairs in error state look for late receives: time and QPN.
     pub(crate) late_receive_timers: BTreeSet<(u64, u32)>,
     /// When delayed events of CQs are due: time and CQN.
@@ -104,7 +102,6 @@ impl Device {
             endpoint: Some(Box::default()),
             link: Link::default(),
             departing: Departing::default(),
-            turn_ends_with_message: false,
             late_receive_timers: BTreeSet::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
@@ -179,6 +176,11 @@ impl Device {
     /// Appends a queue to the ready queues.
     pub(crate) fn schedule(&mut self, number: u32) {
         self.ready_queues.push(number);
+    }
+
+    /// Copies all payloads that stay in place into their packets: see [`crate::link`].
+    pub(crate) fn copy_payloads(&mut self) {
+        self.link.copy_payloads(&self.memory, None);
     }
 
     /// When the next timer is due.

@@ -10,7 +10,9 @@ use uverbs_roce::opcodes::Kind;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 use crate::capture::{Capture, Macs};
+use crate::data::dma::Payload;
 use crate::data::raw::NextFrames;
+use crate::data::transport::Turn;
 use crate::device::Device;
 use crate::function::Function;
 use crate::link::Flight;
@@ -27,8 +29,8 @@ const COST_PER_POLL: u64 = 1 << 20;
 /// The cost of each WQE and of each packet, in steps.
 const WQE_COST: u64 = 64;
 
-/// A payload that is in memory of the sender.
-static BLANK: [u8; 4096] = [0; 4096];
+/// Zeros in place of a payload in memory of the sender: only their number counts.
+static PLACEHOLDER: [u8; 4096] = [0; 4096];
 
 /// Functions behind one switch.
 #[derive(Default)]
@@ -104,8 +106,8 @@ impl Fabric {
             destination: to.map(|to| device(to).port.permanent_mac()),
         };
         let added = capture.add(sender.now, macs, &flight.path, &flight.packet, |packet| {
-            if let Some(lent) = flight.lent {
-                sender.take_payload(packet, lent);
+            if let Some(in_place) = flight.in_place {
+                in_place.append(&sender.memory, packet);
             }
         });
         match added {
@@ -148,11 +150,20 @@ impl Fabric {
     /// Sets the time in nanoseconds since the start, and does work that is due, until it has done all
     /// or as much as one call may.
     pub fn run(&mut self, now: u64) -> Progress {
-        let mut worked = self.start_turn(now);
+        self.set_time(now);
         self.budget = COST_PER_POLL;
-        self.end_turns_with_messages(false);
+        // ACKs that were on their way when the last poll ended count before the timeouts of now.
+        let mut worked = false;
+        for number in 0..self.functions.len() {
+            worked |= self.deliver_all(number);
+        }
+        worked |= self.budget > 0 && self.run_functions();
+        worked |= self.run_timers();
         while self.budget > 0 && self.run_functions() {
             worked = true;
+        }
+        for function in &mut self.functions {
+            function.device_mut().copy_payloads();
         }
         let more = self.budget == 0 || self.ready() > 0;
         Progress { worked, more, deadline: self.deadline() }
@@ -191,26 +202,22 @@ impl Fabric {
     }
 
     /// Does the thing with `before` others in front: fetches one WQE, sends packets of a queue pair up to the end of a
-    /// message, or lets as many arrive. Returns whether it did anything.
+    /// request, or lets as many arrive. Of responses, 32 packets leave or arrive at once. Returns whether it did anything.
     pub fn run_ready(&mut self, before: usize) -> bool {
         let Some((number, ready)) = self.find_ready(before) else { return false };
         self.budget = COST_PER_POLL;
-        self.end_turns_with_messages(true);
-        match ready {
+        let worked = match ready {
             Ready::Queue(before) => {
                 let device = self.functions[number].device_mut();
                 device.ready_queues.take(before).is_some_and(|queue| self.serve(number, queue, 1))
             }
-            Ready::Sender(before) => self.functions[number].device_mut().send_packets(before),
+            Ready::Sender(before) => {
+                self.functions[number].device_mut().send_packets(before, Turn::Request)
+            }
             Ready::Packet(before) => self.deliver_message(number, before),
-        }
-    }
-
-    /// Whether the turn of a queue pair ends with a message.
-    fn end_turns_with_messages(&mut self, end: bool) {
-        for function in &mut self.functions {
-            function.device_mut().turn_ends_with_message = end;
-        }
+        };
+        self.charge();
+        worked
     }
 
     /// Runs the timers that are due; returns whether one was.
@@ -233,11 +240,16 @@ impl Fabric {
         worked
     }
 
-    /// Serves each queue of a function once that has WQEs, gives each queue pair a turn that may send, and delivers what
-    /// they have sent. Returns whether it did anything.
+    /// Delivers what a function has sent, serves each of its queues once that has WQEs, and gives each queue pair a turn
+    /// that may send. The packets of a turn arrive before the next turn, or if the budget is used up first thing in
+    /// the next poll: so a link never has more packets than those of one turn and those that were held back. Returns
+    /// whether it did anything.
     fn run_function(&mut self, number: usize) -> bool {
+        let mut worked = self.deliver_all(number);
+        if self.budget == 0 {
+            return worked;
+        }
         let [queues, ..] = ready(self.functions[number].device());
-        let mut worked = false;
         for _ in 0..queues {
             let Some(queue) = self.functions[number].device_mut().ready_queues.take(0) else {
                 break;
@@ -249,11 +261,19 @@ impl Fabric {
         }
         let [_, senders, _] = ready(self.functions[number].device());
         for _ in 0..senders {
-            worked |= self.functions[number].device_mut().send_packets(0);
-            if !self.charge() {
+            worked |= self.functions[number].device_mut().send_packets(0, Turn::Packets);
+            self.charge();
+            worked |= self.deliver_all(number);
+            if self.budget == 0 {
                 return worked;
             }
         }
+        worked
+    }
+
+    /// Delivers what a function has sent, while the budget lasts. Returns whether there was anything.
+    fn deliver_all(&mut self, number: usize) -> bool {
+        let mut worked = false;
         while self.budget > 0 {
             let Some(flight) = self.functions[number].device_mut().link.take() else { break };
             self.deliver(number, flight);
@@ -271,7 +291,7 @@ impl Fabric {
         for _ in 0..PACKETS_PER_TURN {
             let link = &mut self.functions[number].device_mut().link;
             let Some(flight) = link.take_of(queue) else { break };
-            if self.deliver(number, flight) {
+            if self.deliver(number, flight) || !self.charge() {
                 break;
             }
         }
@@ -368,28 +388,23 @@ impl Fabric {
 
     fn deliver_to(&mut self, from: usize, to: usize, flight: &Flight, mut packet: Packet<'_>) {
         let qpn = packet.bth.destination();
-        let Some(lent) = flight.lent else {
+        let Some(in_place) = flight.in_place else {
             let device = self.functions[to].device_mut();
             return device.receive_packet(qpn, &flight.path, &packet, None);
         };
-        // The payload is in memory, and only its length counts here.
-        packet.payload = &BLANK[..lent.len().min(BLANK.len())];
-        // Memory that the program has taken back loses the packet.
-        if !self.functions[from].device().is_readable(&lent) {
-            return;
-        }
+        packet.payload = &PLACEHOLDER[..in_place.len().min(PLACEHOLDER.len())];
         if from == to {
+            let payload = Some(Payload::InPlace(in_place, None));
             let device = self.functions[to].device_mut();
-            return device.receive_packet(qpn, &flight.path, &packet, Some((lent, None)));
+            return device.receive_packet(qpn, &flight.path, &packet, payload);
         }
         let (left, right) = self.functions.split_at_mut(from.max(to));
         let (sender, receiver) = match from < to {
             true => (&mut left[from], &mut right[0]),
             false => (&mut right[0], &mut left[to]),
         };
-        let memory = Some(&sender.device().memory);
-        let device = receiver.device_mut();
-        device.receive_packet(qpn, &flight.path, &packet, Some((lent, memory)));
+        let payload = Some(Payload::InPlace(in_place, Some(&sender.device().memory)));
+        receiver.device_mut().receive_packet(qpn, &flight.path, &packet, payload);
     }
 
     fn deliver_to_group(

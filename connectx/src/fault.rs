@@ -53,7 +53,7 @@ pub enum MessageFate {
     /// They are lost.
     Lost,
     /// They are late, and the later requests of the queue pair wait behind them. If it sends them again after a timeout,
-    /// these have a fate of their own.
+    /// these have a fate of their own. A function holds at most 1024 packets back, and loses later ones.
     Delayed(Delay),
 }
 

@@ -5,39 +5,63 @@
 //! them, and its responses to the peer do not. After a timeout the queue pair sends them again, and these overtake those
 //! that are held back, as if the network had found another way: a late message alone uses up no connection's retries.
 //!
-//! The payload of a long packet stays where it is until the packet arrives, so that it is copied once: from memory to
-//! memory. The memory belongs to a request that is not complete, or to the responder of a read.
+//! The payload of a long packet stays in place, in memory of the sender, until the packet arrives, so that it is copied
+//! once: from memory to memory. [`Link::copy_payloads`] copies it into the packet before the memory may change or be
+//! somebody else's:
+//!
+//! - before the CQE of its request, with success or an error: the program then has its memory back
+//!   (`Device::complete_request`);
+//! - before a key changes or is invalidated, by a WQE or by the peer (`Device::copy_payloads`);
+//! - before [`Fabric::run`](crate::fabric::Fabric::run) returns: commands and the program come next.
+//!
+//! A packet that does not arrive in the call that sends it gets its payload at once: one that is held back, and each
+//! one of [`Fabric::run_ready`](crate::fabric::Fabric::run_ready).
 
 use std::collections::VecDeque;
 
 use crate::fault::{Delay, MAX_DELAY};
+use crate::guest::GuestMemory;
 use crate::path::Path;
 
 /// Buffers that are kept for packets to come: more than a queue pair sends without an acknowledgement.
 const SPARE: usize = 256;
 
-/// The shortest payload that stays where it is; shorter ones are copied sooner than found.
-pub(crate) const LENT: usize = 512;
+/// The most packets that a link holds back. The datagrams of a late queue pair complete meanwhile, so that a guest could
+/// send any number of them.
+const MOST_HELD: usize = 1024;
 
-/// A payload in memory of the sender: one or two ranges, each with its address and its length.
+/// The shortest payload that stays in place; shorter ones are copied sooner than found.
+pub(crate) const SHORTEST: usize = 512;
+
+/// A payload in memory of the sender: in one or two ranges, each with its address and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lent {
+pub(crate) struct InPlace {
     pub(crate) ranges: [(u64, usize); 2],
 }
 
-impl Lent {
+impl InPlace {
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.ranges[0].1 + self.ranges[1].1
     }
 
+    /// Appends it to a packet.
+    pub(crate) fn append(self, memory: &GuestMemory, packet: &mut Vec<u8>) {
+        for (address, len) in self.ranges {
+            let at = packet.len();
+            packet.resize(at + len, 0);
+            // It was readable when it was found, in the same call of the fabric.
+            let _ = memory.read(address, &mut packet[at..]);
+        }
+    }
+
     /// The first `at` bytes, and the others.
-    pub(crate) fn split_at(self, at: usize) -> (Lent, Lent) {
+    pub(crate) fn split_at(self, at: usize) -> (InPlace, InPlace) {
         let [(one, first), (two, second)] = self.ranges;
         let (left, right) = (at.min(first), at.saturating_sub(first).min(second));
         let ranges = [(one, left), (two, right)];
         let rest = [(one + left as u64, first - left), (two + right as u64, second - right)];
-        (Lent { ranges }, Lent { ranges: rest })
+        (InPlace { ranges }, InPlace { ranges: rest })
     }
 }
 
@@ -47,7 +71,9 @@ pub(crate) struct Departing {
     /// Bytes.
     pub(crate) len: usize,
     /// Where it stays.
-    pub(crate) lent: Option<Lent>,
+    pub(crate) in_place: Option<InPlace>,
+    /// The request whose memory it is; `None` for the responder's.
+    pub(crate) request: Option<u64>,
 }
 
 /// A packet on its way.
@@ -55,9 +81,20 @@ pub(crate) struct Flight {
     /// The queue pair that sent it.
     pub(crate) queue: u32,
     pub(crate) path: Path,
-    /// From BTH to padding, but for a payload that is lent.
+    /// From BTH to padding, but for a payload that stays in place.
     pub(crate) packet: Vec<u8>,
-    pub(crate) lent: Option<Lent>,
+    pub(crate) in_place: Option<InPlace>,
+    /// The request of its queue pair whose memory that is; `None` for the responder's.
+    pub(crate) request: Option<u64>,
+}
+
+impl Flight {
+    /// Copies a payload that stays in place into the packet.
+    pub(crate) fn copy_payload(&mut self, memory: &GuestMemory) {
+        if let Some(in_place) = self.in_place.take() {
+            in_place.append(memory, &mut self.packet);
+        }
+    }
 }
 
 /// A packet that is held back.
@@ -75,6 +112,8 @@ struct Held {
 #[derive(Default)]
 pub(crate) struct Link {
     flights: VecDeque<Flight>,
+    /// How many of them have a payload in place.
+    in_place: usize,
     held: VecDeque<Held>,
     /// Timeouts of queue pairs with packets that were held back.
     timeouts: u64,
@@ -87,11 +126,12 @@ impl Link {
         let mut packet = self.spare.pop().unwrap_or_default();
         packet.clear();
         packet.extend_from_slice(bytes);
-        Flight { queue, path, packet, lent: None }
+        Flight { queue, path, packet, in_place: None, request: None }
     }
 
     /// Sends a packet.
     pub(crate) fn send(&mut self, flight: Flight) {
+        self.in_place += usize::from(flight.in_place.is_some());
         self.flights.push_back(flight);
     }
 
@@ -108,14 +148,17 @@ impl Link {
         }
     }
 
-    /// Holds a request back: until the end of `delay`, and until those before it go on.
+    /// Holds a packet back: until the end of `delay`, and until those before it go on. It is lost if the link holds
+    /// [`MOST_HELD`] back.
     pub(crate) fn hold(&mut self, now: u64, flight: Flight, delay: Option<Delay>) {
         let (due, passes) = match delay {
             None => (now, None),
             Some(Delay::Time(wait)) => (now.saturating_add(wait), None),
             Some(Delay::Messages(passes)) => (now.saturating_add(MAX_DELAY), Some(passes)),
         };
-        self.held.push_back(Held { flight, due, passes, overtaken: 0 });
+        if self.held.len() < MOST_HELD {
+            self.held.push_back(Held { flight, due, passes, overtaken: 0 });
+        }
     }
 
     /// Counts a message of a queue pair that was sent: it passes those of other queue pairs that are held back.
@@ -150,9 +193,18 @@ impl Link {
         }
     }
 
-    /// Loses the packets of a queue pair whose payload is lent: the program takes its memory back.
-    pub(crate) fn lose_lent(&mut self, queue: u32) {
-        self.flights.retain(|flight| flight.queue != queue || flight.lent.is_none());
+    /// Copies payloads that stay in place into their packets: those of a request, named by its queue pair and its
+    /// number, or all.
+    pub(crate) fn copy_payloads(&mut self, memory: &GuestMemory, of: Option<(u32, u64)>) {
+        if self.in_place == 0 {
+            return;
+        }
+        for flight in self.flights.iter_mut().filter(|flight| flight.in_place.is_some()) {
+            if of.is_none_or(|(queue, id)| flight.queue == queue && flight.request == Some(id)) {
+                flight.copy_payload(memory);
+                self.in_place -= 1;
+            }
+        }
     }
 
     /// Loses the packets of a queue pair that are held back: the next one with its number is another one.
@@ -181,13 +233,21 @@ impl Link {
 
     /// Takes the first packet.
     pub(crate) fn take(&mut self) -> Option<Flight> {
-        self.flights.pop_front()
+        let flight = self.flights.pop_front();
+        self.note_taken(flight.as_ref());
+        flight
     }
 
     /// Takes the first packet of a queue pair.
     pub(crate) fn take_of(&mut self, queue: u32) -> Option<Flight> {
         let at = self.flights.iter().position(|flight| flight.queue == queue)?;
-        self.flights.remove(at)
+        let flight = self.flights.remove(at);
+        self.note_taken(flight.as_ref());
+        flight
+    }
+
+    fn note_taken(&mut self, flight: Option<&Flight>) {
+        self.in_place -= usize::from(flight.is_some_and(|flight| flight.in_place.is_some()));
     }
 
     /// Takes back the memory of a packet that has arrived.
@@ -295,28 +355,46 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_is_lent_is_split_across_its_ranges() {
-        let lent = Lent { ranges: [(100, 10), (500, 6)] };
-        assert_eq!(lent.split_at(16).1.len(), 0);
-        let (head, rest) = lent.split_at(12);
+    fn a_payload_in_place_is_split_across_its_ranges() {
+        let in_place = InPlace { ranges: [(100, 10), (500, 6)] };
+        assert_eq!(in_place.split_at(16).1.len(), 0);
+        let (head, rest) = in_place.split_at(12);
         assert_eq!(head.ranges, [(100, 10), (500, 2)]);
         assert_eq!((rest.len(), rest.ranges[1]), (4, (502, 4)));
-        let (head, rest) = lent.split_at(4);
+        let (head, rest) = in_place.split_at(4);
         assert_eq!((head.len(), rest.ranges), (4, [(104, 6), (500, 6)]));
     }
 
     #[test]
-    fn packets_whose_memory_is_taken_back_are_lost() {
+    fn the_payloads_of_a_request_are_copied_and_others_stay_in_place() {
+        let memory = GuestMemory::plain(0, 4096).unwrap();
+        memory.write(8, b"0123").unwrap();
         let mut link = Link::default();
-        for queue in [1, 2] {
-            send(&mut link, 0, queue, b'a', None);
-            let flight = link.take_of(queue).unwrap();
-            link.send(Flight { lent: Some(Lent { ranges: [(0, 8), (0, 0)] }), ..flight });
-            send(&mut link, 0, queue, b'b', None);
+        for (queue, request) in [(1, Some(5)), (2, Some(5)), (1, Some(6)), (1, None)] {
+            let mut other = Link::default();
+            send(&mut other, 0, queue, b'a', None);
+            let flight = other.take().unwrap();
+            let in_place = Some(InPlace { ranges: [(8, 3), (11, 1)] });
+            link.send(Flight { in_place, request, ..flight });
         }
-        link.lose_lent(1);
-        let left: Vec<_> = std::iter::from_fn(|| link.take()).map(|left| left.queue).collect();
-        assert_eq!(left, [1, 2, 2]);
+        let lens =
+            |link: &Link| link.flights.iter().map(|sent| sent.packet.len()).collect::<Vec<_>>();
+        for _ in 0..2 {
+            link.copy_payloads(&memory, Some((1, 5)));
+            assert_eq!((lens(&link), link.in_place), (vec![5, 1, 1, 1], 3));
+        }
+        assert_eq!(link.flights[0].packet, b"a0123");
+        link.take_of(2).unwrap();
+        link.copy_payloads(&memory, None);
+        assert_eq!((lens(&link), link.in_place), (vec![5; 3], 0));
+    }
+
+    #[test]
+    fn a_link_holds_a_bounded_number_of_packets_back() {
+        let mut link = Link::default();
+        send(&mut link, 0, 1, b'a', Some(Delay::Time(100)));
+        (0..2 * MOST_HELD).for_each(|_| send(&mut link, 0, 1, b'b', None));
+        assert_eq!(arrive(&mut link, 100).len(), MOST_HELD);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub trait Host {
     /// The status with which the request fails.
     fn write_old(&mut self, qpn: u32, request: u64, old: u64) -> Result<(), ib_wc_status>;
 
-    /// Executes a request that needs no packet, [`Work::Local`](crate::Work::Local), in its turn.
+    /// Executes a request that needs no packet, [`Work::Local`](crate::Work::Local), in its turn, which ends with it.
     ///
     /// # Errors
     ///

@@ -298,7 +298,7 @@ impl<P: Clone> QueuePair<P> {
             }
             if posted.is_local() {
                 self.run_local(host);
-                return Step::Done;
+                return Step::Last;
             }
         }
         let requester = &self.requester;

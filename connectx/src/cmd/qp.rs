@@ -193,7 +193,6 @@ fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
 fn end_requests(device: &mut Device, number: u32) {
     device.cancel_late_receive_check(number);
     device.transport(|endpoint, _| endpoint.destroy(number));
-    device.link.lose_lent(number);
     device.link.lose_held(number);
     device.forget_requests(number);
 }

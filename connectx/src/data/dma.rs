@@ -2,11 +2,12 @@
 //!
 //! Pairs with [`crate::object::mkey`], which checks an access and finds its addresses.
 
+use super::transport::Turn;
 use crate::device::Device;
 use crate::format::syndrome::Syndrome;
 use crate::format::wqe::{DataSegment, Sge};
 use crate::guest::GuestMemory;
-use crate::link::{LENT, Lent};
+use crate::link::{InPlace, SHORTEST};
 use crate::object::mkey::{Access, AccessRight, DmaAddress, DmaRange};
 
 /// A queue pair that accesses memory of its PD, or of the PD of an SRQ.
@@ -34,14 +35,14 @@ pub(crate) enum Payload<'a> {
     /// In the packet.
     Bytes(&'a [u8]),
     /// In memory of the sender; `None` if that is the device itself.
-    Lent(Lent, Option<&'a GuestMemory>),
+    InPlace(InPlace, Option<&'a GuestMemory>),
 }
 
 impl Payload<'_> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Payload::Bytes(bytes) => bytes.len(),
-            Payload::Lent(lent, _) => lent.len(),
+            Payload::InPlace(in_place, _) => in_place.len(),
         }
     }
 
@@ -52,17 +53,18 @@ impl Payload<'_> {
                 let (head, rest) = bytes.split_at(at.min(bytes.len()));
                 (Payload::Bytes(head), Payload::Bytes(rest))
             }
-            Payload::Lent(lent, memory) => {
-                let (head, rest) = lent.split_at(at);
-                (Payload::Lent(head, memory), Payload::Lent(rest, memory))
+            Payload::InPlace(in_place, memory) => {
+                let (head, rest) = in_place.split_at(at);
+                (Payload::InPlace(head, memory), Payload::InPlace(rest, memory))
             }
         }
     }
 }
 
-/// Whether a payload may stay where it is: a packet with padding is put together at once.
-pub(crate) fn may_lend(len: usize) -> bool {
-    len >= LENT && len % 4 == 0
+/// Whether a payload may stay in place: a packet with padding is put together at once, and so is one that does not
+/// arrive in this call of the fabric.
+pub(crate) fn may_stay(len: usize, turn: Turn) -> bool {
+    turn == Turn::Packets && len >= SHORTEST && len % 4 == 0
 }
 
 impl Device {
@@ -84,10 +86,10 @@ impl Device {
             (DmaAddress::Bar(offset), Payload::Bytes(from)) if self.bar.write(offset, from) => {
                 return Ok(());
             }
-            (DmaAddress::Bar(offset), Payload::Lent(lent, memory)) => {
-                let mut bytes = vec![0; lent.len()];
-                let (one, two) = bytes.split_at_mut(lent.ranges[0].1);
-                for ((address, _), to) in lent.ranges.into_iter().zip([one, two]) {
+            (DmaAddress::Bar(offset), Payload::InPlace(in_place, memory)) => {
+                let mut bytes = vec![0; in_place.len()];
+                let (one, two) = bytes.split_at_mut(in_place.ranges[0].1);
+                for ((address, _), to) in in_place.ranges.into_iter().zip([one, two]) {
                     let memory = memory.unwrap_or(&self.memory);
                     memory.read(address, to).map_err(|fault| format!("{fault:?}"))?;
                 }
@@ -101,9 +103,9 @@ impl Device {
         self.note_write(address, from.len());
         let written = match from {
             Payload::Bytes(from) => self.memory.write(address, from),
-            Payload::Lent(lent, memory) => {
+            Payload::InPlace(in_place, memory) => {
                 let memory = memory.unwrap_or(&self.memory);
-                let [(one, first), (two, second)] = lent.ranges;
+                let [(one, first), (two, second)] = in_place.ranges;
                 self.memory.copy(address, (memory, one), first).and_then(|()| match second {
                     0 => Ok(()),
                     _ => self.memory.copy(address + first as u64, (memory, two), second),
@@ -140,14 +142,14 @@ impl Device {
         })
     }
 
-    /// The memory of an access, which stays where it is until a packet with it arrives; `None` if it is read at once
-    /// instead: it is in more than two ranges, or the access fails.
-    pub(crate) fn lend(&self, access: Access) -> Option<Lent> {
+    /// The memory of an access that stays in place until a packet with it arrives; `None` if it is read at once instead:
+    /// it is in more than two ranges, or the access fails.
+    pub(crate) fn locate(&self, access: Access) -> Option<InPlace> {
         let guest = |range: &DmaRange| match range.address {
             DmaAddress::Guest(address) => Some((address, range.len)),
             DmaAddress::Bar(_) => None,
         };
-        let lent = self.objects.resolve(access, |ranges| {
+        let in_place = self.objects.resolve(access, |ranges| {
             let ranges = match ranges {
                 [one] => guest(one).map(|one| [one, (0, 0)]),
                 [one, two] => guest(one).zip(guest(two)).map(<[_; 2]>::from),
@@ -155,25 +157,25 @@ impl Device {
             };
             ranges.ok_or_else(String::new)
         });
-        let lent = Lent { ranges: lent.ok()? };
+        let in_place = InPlace { ranges: in_place.ok()? };
         self.objects.cost.add_bytes(access.len);
-        self.is_readable(&lent).then_some(lent)
+        self.is_readable(&in_place).then_some(in_place)
     }
 
-    /// Whether a payload that was lent can be read.
-    pub(crate) fn is_readable(&self, lent: &Lent) -> bool {
+    /// Whether a payload in place can be read.
+    fn is_readable(&self, in_place: &InPlace) -> bool {
         let readable = |(address, len): (u64, usize)| self.memory.readable(address, len).is_ok();
-        lent.ranges.into_iter().all(readable)
+        in_place.ranges.into_iter().all(readable)
     }
 
-    /// As [`Device::lend`], for `len` bytes of the segments of a WQE from `offset` on, if they are in one.
-    pub(crate) fn lend_segment<'w>(
+    /// As [`Device::locate`], for `len` bytes of the segments of a WQE from `offset` on, if they are in one.
+    pub(crate) fn locate_segment<'w>(
         &self,
         by: Accessor,
         list: impl IntoIterator<Item = DataSegment<'w>>,
         offset: u64,
         len: usize,
-    ) -> Option<Lent> {
+    ) -> Option<InPlace> {
         let mut skip = offset;
         for segment in list {
             if skip >= segment.len() {
@@ -183,7 +185,7 @@ impl Device {
             let DataSegment::Memory(sge) = segment else { return None };
             let inside = len as u64 <= segment.len() - skip;
             let access = by.part(AccessRight::LocalRead, &sge, skip, len);
-            return if inside { self.lend(access) } else { None };
+            return if inside { self.locate(access) } else { None };
         }
         None
     }

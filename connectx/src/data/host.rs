@@ -7,11 +7,10 @@ use uverbs_roce::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target
 use uverbs_uapi::wc::ib_wc_status;
 
 use super::dma::Payload;
+use super::transport::Turn;
 use crate::device::Device;
 use crate::format::event;
 use crate::format::syndrome::Syndrome;
-use crate::guest::GuestMemory;
-use crate::link::Lent;
 use crate::object::qp::QpState;
 use crate::path::Path;
 use crate::recording::{self, Entry};
@@ -19,9 +18,9 @@ use crate::recording::{self, Entry};
 /// The device, while the transport calls it.
 pub(crate) struct DeviceHost<'d> {
     pub(crate) device: &'d mut Device,
-    /// The payload of the packet that arrives, if it is not in the packet, and the memory that it is in, if it is not the
-    /// device's own.
-    pub(crate) lent: Option<(Lent, Option<&'d GuestMemory>)>,
+    /// The payload of the packet that arrives, if it is not in the packet.
+    pub(crate) in_place: Option<Payload<'d>>,
+    pub(crate) turn: Turn,
 }
 
 impl<'d> DeviceHost<'d> {
@@ -30,10 +29,9 @@ impl<'d> DeviceHost<'d> {
     where
         'd: 'a,
     {
-        match self.lent {
-            Some((lent, memory)) => Payload::Lent(lent, memory),
-            None => Payload::Bytes(data),
-        }
+        let payload = self.in_place.unwrap_or(Payload::Bytes(data));
+        debug_assert_eq!(payload.len(), data.len());
+        payload
     }
 }
 
@@ -49,7 +47,7 @@ impl Host for DeviceHost<'_> {
     }
 
     fn send(&mut self, qpn: u32, to: &Path, packet: &[u8]) -> bool {
-        self.device.send_packet(qpn, to, packet)
+        self.device.send_packet(qpn, to, packet, self.turn)
     }
 
     fn read_local(
@@ -59,7 +57,8 @@ impl Host for DeviceHost<'_> {
         offset: u32,
         to: &mut [u8],
     ) -> Result<(), ib_wc_status> {
-        self.device.read_request_data(qpn, request, offset, to).map_err(Syndrome::status)
+        let turn = self.turn;
+        self.device.read_request_data(qpn, request, offset, to, turn).map_err(Syndrome::status)
     }
 
     fn write_local(
@@ -81,8 +80,8 @@ impl Host for DeviceHost<'_> {
         self.device.run_local_request(qpn, request).map_err(Syndrome::status)
     }
 
-    fn complete(&mut self, qpn: u32, _: u64, status: ib_wc_status) {
-        self.device.complete_request(qpn, status);
+    fn complete(&mut self, qpn: u32, request: u64, status: ib_wc_status) {
+        self.device.complete_request(qpn, request, status);
     }
 
     fn check_remote(&mut self, qpn: u32, right: Right, target: Target) -> Result<(), Refusal> {
@@ -90,7 +89,7 @@ impl Host for DeviceHost<'_> {
     }
 
     fn read_remote(&mut self, qpn: u32, target: Target, to: &mut [u8]) -> Result<(), Refusal> {
-        self.device.read_target(qpn, target, to)
+        self.device.read_target(qpn, target, to, self.turn)
     }
 
     fn write_remote(&mut self, qpn: u32, target: Target, data: &[u8]) -> Result<(), Refusal> {

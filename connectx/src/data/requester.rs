@@ -8,14 +8,14 @@ use uverbs_roce::{MAX_MESSAGE, Request, State, Work};
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::wc::ib_wc_status;
 
-use super::dma::{Accessor, Payload, may_lend};
-use super::transport::path_mtu;
+use super::dma::{Accessor, Payload, may_stay};
+use super::transport::{Turn, path_mtu};
 use crate::device::Device;
 use crate::fault::{Delay, MAX_DELAY, MessageFate, Side};
 use crate::format::event;
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{CtrlSegment, DataSegment, Truncated, WqeSegments, op};
-use crate::link::{Departing, Lent};
+use crate::link::Departing;
 use crate::object::in_flight::SendRequest;
 use crate::object::qp::{Fate, Qp, QpState, Service};
 use crate::object::send_queue::SendQueue;
@@ -34,7 +34,6 @@ impl Device {
                 false
             }
             Some(QpState::Error) => {
-                self.link.lose_lent(qpn);
                 // Requests in flight were posted first, so they are flushed first.
                 self.transport(|endpoint, host| {
                     if endpoint.state(qpn).is_some_and(|state| state != State::Error) {
@@ -199,7 +198,8 @@ impl Device {
     }
 
     /// Sends a packet; returns whether the queue pair may send more in its turn.
-    pub(crate) fn send_packet(&mut self, qpn: u32, to: &Path, packet: &[u8]) -> bool {
+    pub(crate) fn send_packet(&mut self, qpn: u32, to: &Path, packet: &[u8], turn: Turn) -> bool {
+        let Departing { len, in_place, request: owner } = std::mem::take(&mut self.departing);
         let Some(opcode) = packet.first().and_then(|byte| Opcode::from_byte(*byte)) else {
             return false;
         };
@@ -215,59 +215,46 @@ impl Device {
                 (delay, qp.fate) = (Some(by), Fate::Sent);
             }
         }
-        let Departing { len, lent } = std::mem::take(&mut self.departing);
         if !lost {
             self.rdma_sent.add_packet(to, opcode, len);
-            let head = packet.len() - lent.map_or(0, |lent| lent.len());
+            let head = packet.len() - in_place.map_or(0, |in_place| in_place.len());
             let path = Path { source, ..*to };
             let mut flight = self.link.flight(qpn, path, &packet[..head]);
+            (flight.in_place, flight.request) = (in_place, owner);
             if delay.is_some() || request && self.link.holds(qpn) {
-                // The request may be complete when the packet goes on.
-                if let Some(lent) = lent {
-                    self.take_payload(&mut flight.packet, lent);
-                }
+                flight.copy_payload(&self.memory);
                 self.link.hold(self.now, flight, delay);
             } else {
-                flight.lent = lent;
                 self.link.send(flight);
             }
             if ends {
                 self.link.pass(qpn);
             }
         }
-        !(ends && self.turn_ends_with_message || self.objects.cost.ends_turn())
+        !(ends && turn == Turn::Request || self.objects.cost.ends_turn())
     }
 
-    /// Reads data of a request from `offset` on, or lends it to the packet.
+    /// Reads data of a request from `offset` on, or leaves it in place.
     pub(crate) fn read_request_data(
         &mut self,
         qpn: u32,
         id: u64,
         offset: u32,
         to: &mut [u8],
+        turn: Turn,
     ) -> Result<(), Syndrome> {
         let (request, by) = self.request(qpn, id)?;
         // An unreliable request is complete when its last packet has left.
         let reliable = self.objects.qps.find(qpn).is_some_and(|qp| qp.service.reliable());
-        let lent = match reliable && may_lend(to.len()) {
-            true => self.lend_segment(by, request.data(), offset.into(), to.len()),
+        let in_place = match reliable && may_stay(to.len(), turn) {
+            true => self.locate_segment(by, request.data(), offset.into(), to.len()),
             false => None,
         };
-        if lent.is_none() {
+        if in_place.is_none() {
             self.gather(by, request.data(), offset.into(), to)?;
         }
-        self.departing = Departing { len: to.len(), lent };
+        self.departing = Departing { len: to.len(), in_place, request: Some(id) };
         Ok(())
-    }
-
-    /// Appends a payload that was lent to its packet.
-    pub(crate) fn take_payload(&self, packet: &mut Vec<u8>, lent: Lent) {
-        for (address, len) in lent.ranges {
-            let at = packet.len();
-            packet.resize(at + len, 0);
-            // It was readable a moment ago.
-            let _ = self.memory.read(address, &mut packet[at..]);
-        }
     }
 
     /// Writes data of a response from `offset` on, or keeps it for the CQE.
@@ -321,6 +308,9 @@ impl Device {
             return Err(Syndrome::LocalQpOperation);
         }
         let (control, wqe) = (request.control, std::mem::take(&mut request.wqe));
+        if matches!(control.opcode, op::UMR | op::LOCAL_INVAL) {
+            self.copy_payloads();
+        }
         let issuer = self.objects.qps.find(qpn).map(|qp| self.umr_issuer(qpn, qp));
         let done = match (issuer, control.opcode) {
             (Some(issuer), op::UMR) => {
@@ -345,7 +335,8 @@ impl Device {
     }
 
     /// Completes the oldest request of a queue pair, and reports it if it is signaled or has failed.
-    pub(crate) fn complete_request(&mut self, qpn: u32, status: ib_wc_status) {
+    pub(crate) fn complete_request(&mut self, qpn: u32, id: u64, status: ib_wc_status) {
+        self.link.copy_payloads(&self.memory, Some((qpn, id)));
         let Some(qp) = self.objects.qps.find_mut(qpn) else { return };
         let Some(request) = qp.in_flight.pop() else { return };
         let SendRequest { index, control, len, fault, response, response_len, .. } = request;

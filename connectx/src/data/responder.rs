@@ -8,7 +8,8 @@ use uverbs_roce::{Atomic, Received, Refusal, Right, Target};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
 use super::datagram::{GRH, grh};
-use super::dma::{Accessor, Payload, may_lend};
+use super::dma::{Accessor, Payload, may_stay};
+use super::transport::Turn;
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
@@ -105,17 +106,18 @@ impl Device {
         Ok(())
     }
 
-    /// Reads memory for the peer, or lends it to the packet.
+    /// Reads memory for the peer, or leaves it in place.
     pub(crate) fn read_target(
         &mut self,
         qpn: u32,
         target: Target,
         to: &mut [u8],
+        turn: Turn,
     ) -> Result<(), Refusal> {
         let access = self.target_access(qpn, AccessRight::RemoteRead, target)?;
-        let lent = if may_lend(to.len()) { self.lend(access) } else { None };
-        self.departing = Departing { len: to.len(), lent };
-        if lent.is_some() {
+        let in_place = if may_stay(to.len(), turn) { self.locate(access) } else { None };
+        self.departing = Departing { len: to.len(), in_place, request: None };
+        if in_place.is_some() {
             return Ok(());
         }
         self.dma_read(access, to).map_err(|why| refuse(qpn, &why))
@@ -146,6 +148,7 @@ impl Device {
     /// Invalidates an mkey for the peer.
     pub(crate) fn invalidate_for_peer(&mut self, qpn: u32, key: u32) -> Result<(), Refusal> {
         let pd = self.objects.qps.find(qpn).map_or(0, |qp| qp.receiving.pd);
+        self.copy_payloads();
         if self.invalidate(qpn, key, pd) {
             return Ok(());
         }

@@ -8,14 +8,34 @@ use uverbs_roce::{Attributes, Endpoint, Mtu, Psn, State};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mr::ib_uverbs_access_flags;
 
+use super::dma::Payload;
 use super::host::DeviceHost;
 use crate::device::Device;
-use crate::guest::GuestMemory;
-use crate::link::Lent;
 use crate::object::in_flight::DEPTH;
 use crate::object::qp::{Qp, QpState, Service};
 use crate::options::PortType;
 use crate::path::{Destination, Path, Source};
+
+/// A device without its transport, which gets it back when the call ends, with a panic, too.
+struct CallBack<'d> {
+    endpoint: Option<Box<Endpoint<Path>>>,
+    device: &'d mut Device,
+}
+
+impl Drop for CallBack<'_> {
+    fn drop(&mut self) {
+        self.device.endpoint = self.endpoint.take();
+    }
+}
+
+/// The turn of a queue pair that sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Many packets, which arrive in the same call of the fabric.
+    Packets,
+    /// The packets of one request. The caller of the fabric chooses when they arrive.
+    Request,
+}
 
 impl Device {
     /// Calls the transport; `None` if it is the transport that has called.
@@ -23,10 +43,19 @@ impl Device {
         &mut self,
         call: impl FnOnce(&mut Endpoint<Path>, &mut DeviceHost<'_>) -> T,
     ) -> Option<T> {
-        let mut endpoint = self.endpoint.take()?;
-        let answer = call(&mut endpoint, &mut DeviceHost { device: self, lent: None });
-        self.endpoint = Some(endpoint);
-        Some(answer)
+        self.transport_with(None, Turn::Request, call)
+    }
+
+    /// As [`Device::transport`], for a packet with a payload in place that arrives, or for a turn.
+    fn transport_with<T>(
+        &mut self,
+        in_place: Option<Payload<'_>>,
+        turn: Turn,
+        call: impl FnOnce(&mut Endpoint<Path>, &mut DeviceHost<'_>) -> T,
+    ) -> Option<T> {
+        let mut call_back = CallBack { endpoint: Some(self.endpoint.take()?), device: self };
+        let CallBack { endpoint, device } = &mut call_back;
+        Some(call(endpoint.as_mut()?, &mut DeviceHost { device, in_place, turn }))
     }
 
     /// Brings a queue pair of the transport to the state and the attributes that a command has set.
@@ -119,28 +148,30 @@ impl Device {
     }
 
     /// Handles a packet that has arrived, for the queue pair that it names or a member of a multicast group. Its payload
-    /// may be in memory of the sender.
+    /// may be in place, in memory of the sender.
     pub(crate) fn receive_packet(
         &mut self,
         qpn: u32,
         path: &Path,
         packet: &Packet<'_>,
-        lent: Option<(Lent, Option<&GuestMemory>)>,
+        in_place: Option<Payload<'_>>,
     ) {
         let Some(qpn) = self.local_qpn(qpn) else { return };
-        let Some(mut endpoint) = self.endpoint.take() else { return };
         let now = self.now;
-        let mut host = DeviceHost { device: self, lent };
-        if let Err(why) = endpoint.packet_for(now, &mut host, qpn, path, packet) {
+        let taken = self.transport_with(in_place, Turn::Request, |endpoint, host| {
+            endpoint.packet_for(now, host, qpn, path, packet)
+        });
+        if let Some(Err(why)) = taken {
             log::debug!("a packet for QP {qpn:#x} is dropped: {why}");
         }
-        self.endpoint = Some(endpoint);
     }
 
     /// Lets a queue pair send, which has `before` others in front that may; returns whether it did anything.
-    pub(crate) fn send_packets(&mut self, before: usize) -> bool {
+    pub(crate) fn send_packets(&mut self, before: usize, turn: Turn) -> bool {
         let now = self.now;
-        self.transport(|endpoint, host| endpoint.run_ready(now, host, before)) > Some(0)
+        let sent =
+            self.transport_with(None, turn, |endpoint, host| endpoint.run_ready(now, host, before));
+        sent > Some(0)
     }
 
     /// The number of queue pairs that may send.

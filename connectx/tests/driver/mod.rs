@@ -4,9 +4,10 @@
 
 pub(crate) mod pair;
 
+use std::fs::File;
 use uverbs_connectx::fabric::Fabric;
 use uverbs_connectx::function::Region;
-use uverbs_connectx::guest::GuestMemory;
+use uverbs_connectx::guest::{GuestMemory, SharedMemory};
 use uverbs_connectx::options::Options;
 use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
@@ -123,6 +124,17 @@ impl Driver {
 
     pub(crate) fn memory(&mut self) -> &mut GuestMemory {
         self.fabric.function(0).memory_mut()
+    }
+
+    /// Moves the memory to a file, by which a test reaches it while the device runs.
+    pub(crate) fn share_memory(&mut self) -> File {
+        let mut bytes = vec![0; MEMORY];
+        self.memory().read(0, &mut bytes).unwrap();
+        let (file, memory) = SharedMemory::create("memory", MEMORY).unwrap();
+        memory.write(0, &bytes).unwrap();
+        *self.memory() = GuestMemory::default();
+        self.memory().map(0, MEMORY as u64, Some((&file, 0)), true).unwrap();
+        file
     }
 
     pub(crate) fn alloc_page(&mut self) -> u64 {

@@ -1,0 +1,123 @@
+//! Payloads that stay in memory of the sender until their packets arrive: the device reads none of them once the memory may
+//! be somebody else's.
+
+mod driver;
+
+use driver::Driver;
+use driver::pair::Pair;
+use driver::pair::code::*;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use uverbs_connectx::recording::Recorder;
+use uverbs_uapi::mlx5::prm::mkc::mkc;
+use uverbs_uapi::mlx5::prm::{opcode, qpc::qpc};
+
+/// Bytes of a message: two packets.
+const LONG: usize = 2048;
+/// The byte of a program that uses its memory again.
+const LATER: u8 = 0xee;
+
+fn data() -> Vec<u8> {
+    (0..LONG).map(|at| (at % 200) as u8).collect()
+}
+
+/// A program that writes to a page as soon as there is a CQE: a recording learns of it at once.
+struct Program {
+    memory: File,
+    page: u64,
+}
+
+impl Write for Program {
+    fn write(&mut self, entry: &[u8]) -> io::Result<usize> {
+        /// The kind of entries with a CQE.
+        const CQE: u8 = 7;
+        if entry.get(4) == Some(&CQE) {
+            self.memory.write_all_at(&[LATER; LONG], self.page)?;
+        }
+        Ok(entry.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Program {
+    fn start(driver: &mut Driver, page: u64) {
+        let program = Program { memory: driver.share_memory(), page };
+        *driver.fabric.function(0).device_mut().recorder_mut() = Recorder::new(program, 0).unwrap();
+    }
+}
+
+fn read(p: &mut Pair, at: u64) -> Vec<u8> {
+    let mut bytes = vec![0; LONG];
+    p.driver.memory().read(at, &mut bytes).unwrap();
+    bytes
+}
+
+/// The first packets of a write leave before its second SGE is refused.
+#[test]
+fn packets_of_a_request_that_fails_carry_the_data_from_before_its_cqe() {
+    const PROTECTION: u8 = 0x04;
+    let mut p = Pair::new();
+    p.driver.memory().write(p.from, &data()).unwrap();
+    let (to, from) = (p.to, p.from);
+    Program::start(&mut p.driver, from);
+    let refused = Driver::segment(8, p.key ^ 1, from);
+    let segments = [Pair::remote(to, p.key), p.local(LONG as u32), refused].concat();
+    p.driver.post_send(&mut p.a, WRITE, 0, &segments);
+    let (code, cqe) = p.driver.cqe(p.sent, 0);
+    assert_eq!((code, cqe[55]), (REQUEST_ERROR, PROTECTION));
+    assert_eq!(read(&mut p, from), [LATER; LONG]);
+    assert!(read(&mut p, to) == data());
+}
+
+/// The responder's program invalidates the key in the turn in which its device answers the read.
+#[test]
+fn the_response_to_a_read_carries_the_data_from_before_an_invalidation() {
+    const LOCAL_INVALIDATE: u8 = 0x1b;
+    let mut p = Pair::with(&[], &[(qpc::fre, 1)]);
+    let (to, from) = (p.to, p.from);
+    p.driver.memory().write(to, &data()).unwrap();
+    let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::umr_en];
+    let key = p.driver.mkey(to, 4096, &rights);
+    Program::start(&mut p.driver, to);
+    let segments = [Pair::remote(to, key), p.local(LONG as u32)].concat();
+    p.driver.queue_send(&mut p.a, READ, 0, &segments);
+    p.driver.queue_send(&mut p.b, LOCAL_INVALIDATE, key, &[]);
+    p.driver.run();
+    assert_eq!(p.driver.cqe(p.received, 0).0, REQUEST);
+    assert_eq!(p.driver.cqe(p.sent, 0).0, REQUEST);
+    assert!(read(&mut p, from) == data());
+}
+
+/// At each moment of a read: its data is from before, or there is none.
+#[test]
+fn a_destroyed_key_gives_no_access_to_what_is_there_later() {
+    for steps in 0.. {
+        let mut p = Pair::new();
+        let (to, from) = (p.to, p.from);
+        p.driver.memory().write(to, &data()).unwrap();
+        let key = p.driver.mkey(to, 4096, &[mkc::rr]);
+        let segments = [Pair::remote(to, key), p.local(LONG as u32)].concat();
+        p.driver.queue_send(&mut p.a, READ, 0, &segments);
+        for _ in 0..steps {
+            p.driver.fabric.run_ready(0);
+        }
+        if p.driver.cqe(p.sent, 0).0 != NONE {
+            assert!(steps > 4, "{steps}");
+            return;
+        }
+        let mut destroy = [0; 16];
+        destroy[8..12].copy_from_slice(&(key >> 8).to_be_bytes());
+        p.driver.run_command(opcode::DESTROY_MKEY, &destroy).unwrap();
+        p.driver.memory().write(to, &[LATER; LONG]).unwrap();
+        p.driver.run();
+        let taken = read(&mut p, from);
+        match p.driver.cqe(p.sent, 0).0 {
+            REQUEST => assert!(taken == data(), "{steps}"),
+            code => assert!(code == REQUEST_ERROR && !taken.contains(&LATER), "{steps}"),
+        }
+    }
+}
