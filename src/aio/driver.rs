@@ -1,24 +1,27 @@
 //! The driver, which polls a completion queue and wakes the futures of its requests.
 
 use super::deferred::Deferred;
-use super::inflight::{Inflight, InflightKey, InflightTable, OpTag, complete, complete_send};
+use super::inflight::{Inflight, InflightKey, InflightTable, OpTag, complete, complete_sent};
 use super::locking::Locking;
 use super::poll_loop::{DriverIo, PollLoop};
 use super::qp::AsyncQueuePair;
 use super::srq::AsyncSharedReceiveQueue;
 use crate::channel::CompletionChannel;
+use crate::completion::Completion;
 use crate::cq::{self, CompletionQueue, CqBuilder, CqControl, CqRef, Notify, PollError};
 use crate::error::{Error, ErrorWith, Result};
 use crate::first_panic::FirstPanic;
+use crate::lending::loan_table::ReturnedLoan;
 use crate::lending::loan_table::lender::Lender;
 use crate::owned::{
-    OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, Visit, VisitedCompletion,
+    Lent, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, Visit, VisitedCompletion,
 };
 use crate::pd::{Exclusive, ProtectionDomain, Shared};
 use crate::qp::QueuePair;
 use crate::srq::SharedReceiveQueue;
 use crate::sync::lock::{AnyLock, Lock};
 use crate::td::ThreadDomain;
+use crate::wc::WcOpcode;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::fmt;
@@ -123,7 +126,7 @@ pub(super) struct Polled<S: Locking> {
     cq: OwnedCompletionQueue<OpTag>,
     /// `None` when the driver has ended.
     queues: Option<InflightTable<S>>,
-    /// How many requests were over so far.
+    /// How many requests were over so far, but for sends and writes that succeeded.
     over: u64,
 }
 
@@ -138,10 +141,10 @@ fn poll<S: Locking>(
 ) -> std::result::Result<usize, PollError> {
     // Which queues made room is remembered only if futures wait. Those that begin to wait meanwhile all try again.
     let someone_waits = queues.is_some_and(InflightTable::anyone_waits);
-    if someone_waits {
-        deferred.forget_room();
-    }
-    let found = cq.poll_visiting(most, &mut Visitor { queues, someone_waits, over, deferred })?;
+    let found = match someone_waits {
+        false => cq.poll_visiting(most, &mut Visitor::<S, false> { queues, over, deferred }),
+        true => poll_for_room(cq, most, Visitor { queues, over, deferred }),
+    }?;
     if let Some(queues) = queues {
         if found > 0 {
             queues.make_room(!someone_waits, deferred);
@@ -150,32 +153,53 @@ fn poll<S: Locking>(
     Ok(found)
 }
 
-/// Writes the ends of requests to their slots.
-struct Visitor<'d, S: Locking> {
+/// Polls while futures wait for room. Out of line: few do.
+#[cold]
+#[inline(never)]
+fn poll_for_room<S: Locking>(
+    cq: &mut OwnedCompletionQueue<OpTag>,
+    most: usize,
+    mut visitor: Visitor<'_, S, true>,
+) -> std::result::Result<usize, PollError> {
+    visitor.deferred.forget_room();
+    cq.poll_visiting(most, &mut visitor)
+}
+
+/// Writes the ends of requests to their slots. `WAITS` is whether futures wait for room, in any queue.
+struct Visitor<'d, S: Locking, const WAITS: bool> {
     queues: Option<&'d InflightTable<S>>,
-    /// Whether futures wait for room, in any queue.
-    someone_waits: bool,
     over: &'d mut u64,
     deferred: &'d mut Deferred,
 }
 
-impl<S: Locking> Visit<OpTag> for Visitor<'_, S> {
+impl<S: Locking, const WAITS: bool> Visit<OpTag> for Visitor<'_, S, WAITS> {
+    #[inline(always)]
+    fn wants_sent(&self) -> bool {
+        !WAITS
+    }
+
+    #[inline(always)]
+    fn sent(&mut self, loan: ReturnedLoan<'_, Lent<OpTag>>, completion: Completion<'_>) {
+        match completion.opcode() {
+            opcode @ (WcOpcode::SEND | WcOpcode::WRITE) => {
+                complete_sent(loan, opcode, self.deferred);
+            }
+            _ => self.other(VisitedCompletion::success(loan, completion)),
+        }
+    }
+
     #[inline(always)]
     fn success(&mut self, done: VisitedCompletion<'_, OpTag>) {
-        if self.someone_waits || done.opcode().is_recv() {
-            return self.other(done);
-        }
-        complete_send(done, *self.over, self.deferred);
-        *self.over += 1;
+        self.other(done);
     }
 
     /// Lets the futures of the queue know of a request that failed, and remembers that the queue made room if futures
     /// wait for that.
     #[inline(never)]
     fn other(&mut self, done: VisitedCompletion<'_, OpTag>) {
-        let Visitor { queues, someone_waits, over, deferred } = self;
+        let Visitor { queues, over, deferred } = self;
         if let Some(OpTag { queue, .. }) = done.tag() {
-            if *someone_waits {
+            if WAITS {
                 deferred.make_room(*queue);
             }
             if !done.is_success() {

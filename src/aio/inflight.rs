@@ -5,8 +5,8 @@
 //! The states of a slot are in [`loan_table`](crate::lending::loan_table). The fate in its tag:
 //!
 //! ```text
-//!               post                        completion                   poll
-//!    (free) ------------> Pending(waker) --------------> Over(outcome) --------> (free)
+//!               post                        completion                        poll
+//!    (free) ------------> Pending(waker) --------------> Sent, Over(outcome) --------> (free)
 //!                           |                               |  drop
 //!                           | drop, or driver gone          +---------> (free)
 //!                           v            completion
@@ -25,13 +25,14 @@ use crate::error::Error;
 use crate::first_panic::FirstPanic;
 use crate::lending::compact_enum::Content;
 use crate::lending::loan_table::{Claim, RECV, ReturnedLoan};
+use crate::number::Qpn;
 use crate::owned::{Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, tag_mut};
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState, WeakQpHandle};
 use crate::sync::fork::Epoch;
 use crate::sync::lock::AnyLock;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence};
-use crate::wc::WcStatus;
+use crate::wc::{WcOpcode, WcStatus};
 use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroU64;
@@ -77,8 +78,23 @@ pub(super) enum Fate {
     Unwatched,
     /// In flight, and no future waits for it.
     Abandoned,
-    /// Over, and its future was not polled since. The number says how many were over before it.
+    /// A send or a write that succeeded, and its future was not polled since: of its completion the future needs no other
+    /// field.
+    Sent(WcOpcode),
+    /// Any other request that is over, and its future was not polled since. The number says how many were over before it.
     Over(Outcome, u64),
+}
+
+impl Fate {
+    /// How a request of queue pair `qpn` ended, if it is over.
+    #[inline(always)]
+    fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
+        match self {
+            Fate::Sent(opcode) => Some(Outcome::new(WcStatus::SUCCESS, *opcode, qpn)),
+            Fate::Over(outcome, _) => Some(*outcome),
+            _ => None,
+        }
+    }
 }
 
 /// The key of a queue in an [`InflightTable`]: an index and a generation. The key of a removed queue finds nothing,
@@ -335,64 +351,40 @@ pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
     }
 }
 
-/// A send succeeded: writes how it ended to its slot, and defers what runs code of the program. `over` is the number of
-/// requests that were over before.
+/// Notes in its slot that a send or a write succeeded, and defers what runs code of the program.
 #[inline(always)]
-pub(super) fn complete_send(
-    done: VisitedCompletion<'_, OpTag>,
-    over: u64,
+pub(super) fn complete_sent(
+    loan: ReturnedLoan<'_, Lent<OpTag>>,
+    opcode: WcOpcode,
     deferred: &mut Deferred,
 ) {
-    let outcome = done.outcome_of_send();
-    settle(done, outcome, over, deferred);
+    settle(loan, Fate::Sent(opcode), deferred);
 }
 
-/// The same for any request.
+/// As [`complete_sent`], for any request. `over` is the number of such that were over before.
 pub(super) fn complete(done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
     let outcome = done.outcome();
-    settle(done, outcome, over, deferred);
+    settle(done.into_loan(), Fate::Over(outcome, over), deferred);
 }
 
 #[inline(always)]
-fn settle(
-    mut done: VisitedCompletion<'_, OpTag>,
-    outcome: Outcome,
-    over: u64,
-    deferred: &mut Deferred,
-) {
-    let Some(tag) = done.tag_mut() else { return };
-    match std::mem::replace(&mut tag.fate, Fate::Over(outcome, over)) {
+fn settle(mut loan: ReturnedLoan<'_, Lent<OpTag>>, end: Fate, deferred: &mut Deferred) {
+    let Some(tag) = tag_mut(loan.get_mut()) else { return };
+    match std::mem::replace(&mut tag.fate, end) {
         Fate::Pending(waker) => {
             deferred.wake(waker);
-            done.settle();
+            loan.settle();
         }
-        Fate::Unwatched => done.settle(),
-        _ => discard(done, deferred),
+        Fate::Unwatched => loan.settle(),
+        _ => discard(loan, deferred),
     }
 }
 
 /// No future waits for the request.
 #[cold]
 #[inline(never)]
-fn discard(done: VisitedCompletion<'_, OpTag>, deferred: &mut Deferred) {
-    done.into_owned().into_iter().for_each(|done| deferred.drop(done.memory));
-}
-
-/// How a request on a buffer ended, if it is over.
-#[inline(always)]
-pub(super) fn outcome_in(loan: &ReturnedLoan<'_, Lent<OpTag>>) -> Option<Outcome> {
-    match loan.get().get() {
-        Content::Small(_, (_, OpTag { fate: Fate::Over(outcome, _), .. })) => Some(*outcome),
-        _ => None,
-    }
-}
-
-/// The end of a request that is over; `None` for any other.
-pub(super) fn end_of(lent: Lent<OpTag>) -> Option<(Memory, Outcome)> {
-    match memory_and_tag(lent)? {
-        (memory, OpTag { fate: Fate::Over(outcome, _), .. }) => Some((memory, outcome)),
-        _ => None,
-    }
+fn discard(loan: ReturnedLoan<'_, Lent<OpTag>>, deferred: &mut Deferred) {
+    memory_and_tag(loan.take()).into_iter().for_each(|(memory, _)| deferred.drop(memory));
 }
 
 /// The requests in flight of one queue pair, or of one shared receive queue.
@@ -408,6 +400,8 @@ pub(super) struct Inflight<S: Locking = Shared> {
     /// [`InflightTable::waiting`].
     waiting: Arc<AtomicUsize>,
     epoch: Epoch,
+    /// The queue pair's number; of a shared receive queue 0.
+    qpn: Qpn,
     /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Weak, because
     /// the completion queue's table keeps this value alive, and must not keep the queue pair alive.
     qp: Option<WeakQpHandle>,
@@ -422,8 +416,9 @@ impl<S: Locking> Inflight<S> {
         waiting: Arc<AtomicUsize>,
     ) -> Arc<Inflight<S>> {
         let (state, flags) = (S::Lock::new(State::default()), AtomicU32::new(0));
-        let (qp, epoch) = (qp.map(|control| control.qp.downgrade()), Epoch::current_or_none());
-        Arc::new(Inflight { state, flags, loans, waiting, epoch, qp })
+        let (qpn, epoch) = (qp.map_or(Qpn(0), QpControl::qpn), Epoch::current_or_none());
+        let qp = qp.map(|control| control.qp.downgrade());
+        Arc::new(Inflight { state, flags, loans, waiting, epoch, qpn, qp })
     }
 
     /// `None` in a forked child, which has no request in flight.
@@ -541,7 +536,7 @@ impl<S: Locking> Inflight<S> {
         Some(state.moved.swap_remove(at).1)
     }
 
-    /// How many requests were over before this one; `None` while it is pending.
+    /// How many receives were over before this one; `None` while it is pending.
     fn order(&self, wr_id: u64) -> Option<u64> {
         let order = |lent: &mut Lent<OpTag>| match tag_mut(lent) {
             Some(OpTag { fate: Fate::Over(_, order), .. }) => *order,
@@ -645,9 +640,27 @@ impl<S: Locking> Inflight<S> {
             }
             Claim::Moved => self.take_moved(wr_id),
         };
-        lent.and_then(end_of).map_or(OpProgress::Lost(Broken::DriverGone), |(memory, outcome)| {
+        let end = lent.and_then(|lent| self.end_of(lent));
+        end.map_or(OpProgress::Lost(Broken::DriverGone), |(memory, outcome)| {
             OpProgress::Over(memory, outcome)
         })
+    }
+
+    /// The outcome of a send of a buffer that succeeded.
+    #[inline(always)]
+    pub(super) fn sent_in(&self, loan: &ReturnedLoan<'_, Lent<OpTag>>) -> Option<Outcome> {
+        match loan.get().get() {
+            Content::Small(_, (_, OpTag { fate: Fate::Sent(opcode), .. })) => {
+                Some(Outcome::new(WcStatus::SUCCESS, *opcode, self.qpn))
+            }
+            _ => None,
+        }
+    }
+
+    /// The end of a request that is over; `None` for any other.
+    pub(super) fn end_of(&self, lent: Lent<OpTag>) -> Option<(Memory, Outcome)> {
+        let (memory, tag) = memory_and_tag(lent)?;
+        Some((memory, tag.fate.outcome(self.qpn)?))
     }
 
     /// The future of a request was dropped. The memory stays lent until the request is over.
@@ -778,9 +791,7 @@ impl<S: Locking> fmt::Debug for Inflight<S> {
 mod queue {
     use super::*;
     use crate::lending::loan_table::lender::Lender;
-    use crate::number::Qpn;
     use crate::owned::lent;
-    use crate::wc::WcOpcode;
 
     pub(super) struct Queue {
         pub(super) inflight: Arc<Inflight>,

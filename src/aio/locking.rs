@@ -24,6 +24,17 @@ pub trait Locking: Sharing + Sized {
 
     #[doc(hidden)]
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError>;
+
+    /// As `ring`, of a batch of one.
+    #[doc(hidden)]
+    fn ring_one<T>(
+        batch: OwnedSendBatch<'_, T, Self>,
+        token: &Self::Token,
+    ) -> Result<(), RingError>;
+
+    /// Whether all steps of all requests are the same thread's.
+    #[doc(hidden)]
+    const ONE_THREAD: bool;
 }
 
 impl Locking for Shared {
@@ -43,6 +54,15 @@ impl Locking for Shared {
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &()) -> Result<(), RingError> {
         batch.ring()
     }
+
+    #[doc(hidden)]
+    #[inline(always)]
+    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>, (): &()) -> Result<(), RingError> {
+        batch.ring_one()
+    }
+
+    #[doc(hidden)]
+    const ONE_THREAD: bool = false;
 }
 
 impl Locking for Exclusive {
@@ -61,11 +81,26 @@ impl Locking for Exclusive {
     #[doc(hidden)]
     #[inline(always)]
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError> {
-        match token.lock() {
+        match token.lock_gated() {
             Some(mut td) => batch.ring(&mut td),
             None => Err(RingError::Forked),
         }
     }
+
+    #[doc(hidden)]
+    #[inline(always)]
+    fn ring_one<T>(
+        batch: OwnedSendBatch<'_, T, Self>,
+        token: &Self::Token,
+    ) -> Result<(), RingError> {
+        match token.lock_gated() {
+            Some(mut td) => batch.ring_one(&mut td),
+            None => Err(RingError::Forked),
+        }
+    }
+
+    #[doc(hidden)]
+    const ONE_THREAD: bool = true;
 }
 
 #[cfg(all(test, not(loom)))]

@@ -2,13 +2,14 @@
 
 use super::inflight::{Admission, Broken, Side, Ticket};
 use super::locking::Locking;
-use super::queue::{PostFailure, Queue, Turn, end_of_settled};
+use super::queue::{PostFailure, Queue, Tried, Turn};
 use crate::error::{Error, debug_is_sentence};
 use crate::first_panic::FirstPanic;
+use crate::lending::loan_table::RECV;
 use crate::owned::{Buffer, Lend, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
-use crate::wr::{PostError, Remote, SendWr};
+use crate::wr::{PostError, Remote, RingError, SendWr};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
@@ -138,8 +139,10 @@ impl<L, S: Locking, R: Request> Unpin for Op<L, S, R> {}
 #[derive(Debug)]
 #[repr(u32)]
 enum Stage<R> {
-    /// Not posted, with its ticket if it waits for room.
-    New(R, Option<Ticket>),
+    /// Not posted, as the program made it.
+    New(R),
+    /// Not posted at once, with its ticket if it waits for room.
+    Waiting(R, Option<Ticket>),
     /// Posted, with the `wr_id` of its loan.
     Posted(u64),
     /// Not posted because of an error, which the next poll returns, with the memory if that is still there.
@@ -269,7 +272,7 @@ pub(super) type OpResult<L> = Result<Finished<L>, OpError<L>>;
 impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     #[inline(always)]
     pub(super) fn new(queue: Arc<Queue<S>>, request: R, memory: L) -> Self {
-        Op { queue, stage: Stage::New(request, None), memory: Some(memory) }
+        Op { queue, stage: Stage::New(request), memory: Some(memory) }
     }
 
     /// Whether the request was posted. From then on the device works on it, even if the future is dropped.
@@ -279,7 +282,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
 
     /// Whether the request is still to be posted.
     pub(super) fn is_new(&self) -> bool {
-        matches!(self.stage, Stage::New(..))
+        matches!(self.stage, Stage::New(_) | Stage::Waiting(..))
     }
 
     /// Posts the request if there is room. A later poll returns how it ended, even if posting failed.
@@ -316,9 +319,15 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     /// Posts a [new](Stage::New) request. Each transfer in a function of its own, in which the compiler knows the operation.
     #[inline(always)]
     fn start(&mut self, transfer: Transfer, waker: &Waker) -> Poll<OpResult<L>> {
+        // Not a match: a table of jumps would take 3 instructions more.
+        if let Transfer::Write(to) = transfer {
+            return self.start_write(to, waker);
+        }
+        if let Transfer::Send = transfer {
+            return self.start_send(waker);
+        }
         match transfer {
-            Transfer::Send => self.start_send(waker),
-            Transfer::Write(to) => self.start_write(to, waker),
+            Transfer::Send | Transfer::Write(_) => self.end_failed(),
             Transfer::Read(from) => self.start_read(from, waker),
             Transfer::Recv => self.start_recv(waker),
         }
@@ -326,17 +335,53 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
 
     #[inline(never)]
     fn start_send(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_as(Kind::Transfer(Transfer::Send), waker)
+        self.start_transfer(SendWr::send(&[]), Transfer::Send, waker)
     }
 
     #[inline(never)]
     fn start_write(&mut self, to: Remote, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_as(Kind::Transfer(Transfer::Write(to)), waker)
+        self.start_transfer(SendWr::write(to, &[]), Transfer::Write(to), waker)
     }
 
     #[inline(never)]
     fn start_read(&mut self, from: Remote, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_as(Kind::Transfer(Transfer::Read(from)), waker)
+        self.start_transfer(SendWr::read(from, &[]), Transfer::Read(from), waker)
+    }
+
+    /// Tries to post a [new](Stage::New) request as most are posted.
+    #[inline(always)]
+    fn start_transfer(
+        &mut self,
+        wr: SendWr<'_>,
+        transfer: Transfer,
+        waker: &Waker,
+    ) -> Poll<OpResult<L>> {
+        let Op { queue, memory, .. } = self;
+        if memory.as_ref().is_some_and(L::is_program) {
+            return self.start_as(Kind::Transfer(transfer), waker);
+        }
+        match queue.try_post(wr, memory, waker) {
+            Tried::Posted(wr_id) => {
+                self.stage = Stage::Posted(wr_id);
+                Poll::Pending
+            }
+            Tried::Late(wr_id) => self.start_slowly(Some(PostFailure::Late(wr_id)), waker),
+            Tried::NotRung(wr_id, error) => self.start_not_rung(wr_id, error, waker),
+            Tried::No => self.start_slowly(None, waker),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn start_not_rung(&mut self, wr_id: u64, error: RingError, waker: &Waker) -> Poll<OpResult<L>> {
+        match self.queue.not_rung(wr_id, error) {
+            Ok(wr_id) if !self.queue.inflight.is_late(Side::Send) => {
+                self.stage = Stage::Posted(wr_id);
+                Poll::Pending
+            }
+            Ok(wr_id) => self.start_slowly(Some(PostFailure::Late(wr_id)), waker),
+            Err(failed) => self.start_slowly(Some(failed), waker),
+        }
     }
 
     #[inline(never)]
@@ -346,7 +391,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
 
     #[inline(never)]
     fn start_any(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
-        let Stage::New(request, _) = self.stage else { return self.end_failed() };
+        let Stage::New(request) = self.stage else { return self.end_failed() };
         self.start_as(request.kind(), waker)
     }
 
@@ -372,7 +417,10 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     #[inline(never)]
     fn start_slowly(&mut self, failed: Option<PostFailure>, waker: &Waker) -> Poll<OpResult<L>> {
         let Op { queue, stage, memory } = self;
-        let Stage::New(request, ticket) = stage else { return self.end_failed() };
+        if let Stage::New(request) = *stage {
+            *stage = Stage::Waiting(request, None);
+        }
+        let Stage::Waiting(request, ticket) = stage else { return self.end_failed() };
         let request = request.kind();
         let (side, inflight) = (request.side(), &queue.inflight);
         let mut posted = match failed {
@@ -416,14 +464,20 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     }
 
     /// How far a [posted](Stage::Posted) request is.
-    #[inline(never)]
+    #[inline(always)]
     fn poll_posted(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
         let Op { queue, stage, .. } = self;
         let Some(loan) = queue.inflight.take_settled(wr_id) else {
             return self.poll_in_flight(wr_id, waker);
         };
         *stage = Stage::Over;
-        Poll::Ready(end_of_settled(wr_id, loan))
+        queue.end_of_settled(wr_id, loan)
+    }
+
+    /// The same of a receive.
+    #[inline(never)]
+    fn poll_recv(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
+        self.poll_posted(wr_id | RECV, waker)
     }
 
     /// The same, of a request whose end is not in its slot.
@@ -443,16 +497,37 @@ impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
-        match &self.stage {
-            Stage::New(request, _) => match request.kind() {
+        // Not a match: a table of jumps would take 5 instructions more.
+        if let Stage::Posted(wr_id) = self.stage {
+            return match wr_id & RECV {
+                0 => self.poll_posted(wr_id, cx.waker()),
+                _ => self.poll_recv(wr_id, cx.waker()),
+            };
+        }
+        if let Stage::New(request) = &self.stage {
+            return match request.kind() {
                 Kind::Transfer(transfer) => self.start(transfer, cx.waker()),
                 Kind::Any(_) => self.start_any(cx.waker()),
-            },
-            Stage::Posted(wr_id) => {
-                let wr_id = *wr_id;
-                self.poll_posted(wr_id, cx.waker())
+            };
+        }
+        match self.stage {
+            Stage::Waiting(..) => self.start_slowly(None, cx.waker()),
+            _ => self.end_failed(),
+        }
+    }
+}
+
+impl<L, S: Locking, R: Request> Op<L, S, R> {
+    /// The future is dropped before the request is over.
+    #[cold]
+    #[inline(never)]
+    fn give_up(&mut self) {
+        match &mut self.stage {
+            Stage::Waiting(request, ticket) => {
+                self.queue.inflight.leave(request.kind().side(), ticket.take());
             }
-            Stage::Failed(_) | Stage::Over => self.end_failed(),
+            Stage::Posted(wr_id) => self.queue.inflight.abandon(*wr_id),
+            Stage::New(_) | Stage::Failed(_) | Stage::Over => {}
         }
     }
 }
@@ -460,14 +535,8 @@ impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
 impl<L, S: Locking, R: Request> Drop for Op<L, S, R> {
     #[inline]
     fn drop(&mut self) {
-        match &mut self.stage {
-            Stage::New(request, ticket) => {
-                if ticket.is_some() {
-                    self.queue.inflight.leave(request.kind().side(), ticket.take());
-                }
-            }
-            Stage::Posted(wr_id) => self.queue.inflight.abandon(*wr_id),
-            Stage::Failed(_) | Stage::Over => {}
+        if matches!(self.stage, Stage::Waiting(..) | Stage::Posted(_)) {
+            self.give_up();
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::inflight::{Admission, Side, Ticket};
 use super::locking::Locking;
 use super::op::{OpError, OpErrorKind, OpResult, Request, Transfer};
-use super::queue::{Queue, end_of_settled};
+use super::queue::Queue;
 use crate::first_panic::FirstPanic;
 use crate::owned::Lend;
 use crate::pd::Shared;
@@ -126,7 +126,10 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                 let (wr_id, queue) = (*wr_id, &self.queue);
                 let loan = queue.inflight.take_settled(wr_id)?;
                 self.posted.pop_front();
-                Some(end_of_settled(wr_id, loan))
+                match queue.end_of_settled(wr_id, loan) {
+                    Poll::Ready(end) => Some(end),
+                    Poll::Pending => None,
+                }
             }
             Err(_) => self.posted.pop_front()?.err().map(|refused| Err(*refused)),
         }

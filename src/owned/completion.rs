@@ -1,7 +1,7 @@
 //! The end of a request, with the memory that it worked on.
 
 use super::buffer::Buffer;
-use super::lending::{Lent, Memory, OtherLoan, memory_and_tag, tag_mut};
+use super::lending::{Lent, Memory, OtherLoan, memory_and_tag};
 use crate::completion::Completion;
 use crate::lending::compact_enum::{CompactEnum, Content};
 use crate::lending::loan_table::ReturnedLoan;
@@ -63,7 +63,7 @@ enum CompletionSource<'c> {
 impl<'c, T> VisitedCompletion<'c, T> {
     /// A request that succeeded, as the caller has checked.
     #[inline(always)]
-    pub(super) fn success(loan: ReturnedLoan<'c, Lent<T>>, completion: Completion<'c>) -> Self {
+    pub(crate) fn success(loan: ReturnedLoan<'c, Lent<T>>, completion: Completion<'c>) -> Self {
         let (status, opcode) = (WcStatus::SUCCESS, completion.opcode());
         VisitedCompletion { loan, status, opcode, end: CompletionSource::InQueue(completion) }
     }
@@ -92,16 +92,9 @@ impl<'c, T> VisitedCompletion<'c, T> {
         }
     }
 
-    /// As [`tag`](Self::tag), to be changed.
-    #[inline(always)]
-    pub(crate) fn tag_mut(&mut self) -> Option<&mut T> {
-        tag_mut(self.loan.get_mut())
-    }
-
-    /// Leaves memory and tag in the loan table, for the future that has the `wr_id`.
-    #[inline(always)]
-    pub(crate) fn settle(self) {
-        self.loan.settle();
+    /// Memory and tag, where they are.
+    pub(crate) fn into_loan(self) -> ReturnedLoan<'c, Lent<T>> {
+        self.loan
     }
 
     /// How the request ended.
@@ -143,20 +136,6 @@ impl<'c, T> VisitedCompletion<'c, T> {
         match &self.end {
             CompletionSource::InQueue(completion) => Outcome::of(completion),
             CompletionSource::Copied(outcome) => *outcome,
-        }
-    }
-
-    /// The outcome of a send that succeeded, of whose completion no other fields are read.
-    #[inline(always)]
-    pub(crate) fn outcome_of_send(&self) -> Outcome {
-        let qpn = match &self.end {
-            CompletionSource::InQueue(completion) => completion.qpn(),
-            CompletionSource::Copied(outcome) => outcome.qpn,
-        };
-        let new = Outcome::new(WcStatus::SUCCESS, self.opcode, qpn);
-        match self.opcode {
-            WcOpcode::SEND | WcOpcode::WRITE => new,
-            _ => Outcome { byte_len: self.byte_len(), ..new },
         }
     }
 

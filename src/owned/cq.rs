@@ -67,6 +67,18 @@ struct Covered {
 /// Who is shown what a poll finds. Most completions are successes that are visited in place, by a method that is inlined
 /// into the loop; any may be shown as one of the others.
 pub(crate) trait Visit<T> {
+    /// Whether `sent` is called for sends, in place of `success`.
+    #[inline(always)]
+    fn wants_sent(&self) -> bool {
+        false
+    }
+
+    /// A send that succeeded, and is neither unsignaled nor stands for such.
+    #[inline(always)]
+    fn sent(&mut self, loan: ReturnedLoan<'_, Lent<T>>, completion: Completion<'_>) {
+        self.success(VisitedCompletion::success(loan, completion));
+    }
+
     fn success(&mut self, done: VisitedCompletion<'_, T>);
 
     fn other(&mut self, done: VisitedCompletion<'_, T>);
@@ -582,7 +594,15 @@ fn poll_in_place<T>(
             while left > 0 {
                 let Some(completion) = completions.next_success() else { break };
                 let (wr_id, number) = (completion.wr_id(), completion.number());
-                match qps.find(number).unwrap_or(missing).take_back_common(wr_id) {
+                let entry = qps.find(number).unwrap_or(missing);
+                if visit.wants_sent() {
+                    if let Some(loan) = entry.take_back_sent(wr_id) {
+                        visit.sent(loan, completion);
+                        left -= 1;
+                        continue;
+                    }
+                }
+                match entry.take_back_common(wr_id) {
                     Some(loan) => visit.success(VisitedCompletion::success(loan, completion)),
                     None => {
                         if !visit_other(qps, completion.reload(), backlog, &mut rest, visit) {

@@ -149,6 +149,12 @@ mod sealed {
         fn named(&self) -> Option<NamedBytes> {
             None
         }
+
+        /// Whether it is such memory.
+        #[inline(always)]
+        fn is_program(&self) -> bool {
+            false
+        }
     }
 
     /// Appends a request to a batch.
@@ -589,6 +595,11 @@ impl HasSge for Memory {
             Memory::Program(buffer) => Some(buffer.named_bytes()),
             _ => None,
         }
+    }
+
+    #[inline(always)]
+    fn is_program(&self) -> bool {
+        matches!(self, Memory::Program(_))
     }
 }
 

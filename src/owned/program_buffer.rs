@@ -210,6 +210,11 @@ impl<B: RegisteredBuffer> HasSge for B {
     fn named(&self) -> Option<NamedBytes> {
         Some(NamedBytes { sge: Some(self.sge()), is_writable: RegisteredBuffer::is_writable(self) })
     }
+
+    #[inline(always)]
+    fn is_program(&self) -> bool {
+        true
+    }
 }
 
 impl<B: RegisteredBuffer> LendInSlot for B {

@@ -103,6 +103,13 @@ impl<T> QpEntry<T> {
         if wr_id & RECV == 0 { send } else { recv }
     }
 
+    /// Takes the loan `wr_id` of a send back; `None` if it is scoped, unsignaled or covers unsignaled ones, too.
+    #[inline(always)]
+    pub(super) fn take_back_sent(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<T>>> {
+        let [send, _] = &self.loans;
+        if has_flags(wr_id) { None } else { send.take_back(wr_id) }
+    }
+
     /// Takes the loan `wr_id` back; `None` if it is scoped, unsignaled or covers unsignaled ones, too.
     #[inline(always)]
     pub(super) fn take_back_common(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<T>>> {

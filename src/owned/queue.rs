@@ -297,6 +297,26 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         memory.lend_in_slot(RequestSlot(slot), tag, AppendSend { batch, wr: wr.signaled() })
     }
 
+    /// As [`push`](Self::push), for a request that needs no further check; any error means that it does, or that there is no
+    /// room. Nothing is out of line: where `push` and `ring` follow each other, the batch stays in registers.
+    #[inline(always)]
+    pub(crate) fn try_push<L: Lend>(
+        &mut self,
+        wr: SendWr<'_>,
+        memory: L,
+        tag: T,
+    ) -> Result<(), PushError<L, T>> {
+        let OwnedSendBatch { lender, batch } = self;
+        if let Err(error) = check(lender, &wr, &memory) {
+            return Err(PushError { memory, tag, error });
+        }
+        let slot = match lender.free_slot() {
+            Ok(slot) => slot,
+            Err(error) => return Err(PushError { memory, tag, error }),
+        };
+        memory.lend_in_slot(RequestSlot(slot), tag, AppendUnchecked { batch, wr: wr.signaled() })
+    }
+
     /// As [`push`](Self::push), for a request that raises no completion of its own if it succeeds: its memory
     /// comes back with the completion of a later signaled request of the same queue, or when the queue pair
     /// is reset or dropped.
@@ -363,6 +383,12 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         Ok(())
     }
 
+    /// The `wr_id` of the only request that was pushed.
+    #[inline(always)]
+    pub(crate) fn only(&self) -> u64 {
+        self.lender.loans.only()
+    }
+
     /// The `wr_id` of the last request that was pushed.
     #[inline(always)]
     pub(crate) fn last(&self) -> u64 {
@@ -393,6 +419,13 @@ impl<T> OwnedSendBatch<'_, T, Shared> {
         let count = lender.loans.count();
         commit_if_posted(lender, batch.ring_lent(count))
     }
+
+    /// As [`ring`](Self::ring), of a batch of one.
+    #[inline(always)]
+    pub(crate) fn ring_one(self) -> Result<(), RingError> {
+        let OwnedSendBatch { lender, batch } = self;
+        commit_one_if_posted(lender, batch.ring_lent(1))
+    }
 }
 
 impl<T> OwnedSendBatch<'_, T, Exclusive> {
@@ -409,6 +442,13 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
         let OwnedSendBatch { lender, batch } = self;
         let count = lender.loans.count();
         commit_if_posted(lender, batch.ring_lent(td, count))
+    }
+
+    /// As [`ring`](Self::ring), of a batch of one.
+    #[inline(always)]
+    pub(crate) fn ring_one(self, td: &mut ThreadDomain) -> Result<(), RingError> {
+        let OwnedSendBatch { lender, batch } = self;
+        commit_one_if_posted(lender, batch.ring_lent(td, 1))
     }
 }
 
@@ -439,6 +479,26 @@ fn commit_if_posted<T>(
         Err(error) => {
             if error.stays_queued() {
                 lender.loans.commit();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The same for a batch of one.
+#[inline(always)]
+fn commit_one_if_posted<T>(
+    lender: BatchLender<'_, T>,
+    rung: Result<(), RingError>,
+) -> Result<(), RingError> {
+    match rung {
+        Ok(()) => {
+            lender.loans.commit_one();
+            Ok(())
+        }
+        Err(error) => {
+            if error.stays_queued() {
+                lender.loans.commit_one();
             }
             Err(error)
         }
@@ -500,6 +560,22 @@ impl<S: Sharing> Append for AppendSend<'_, '_, '_, S> {
             return Ok(());
         }
         append(self.batch, wr, memory)
+    }
+}
+
+/// Appends a send that needs no further check.
+struct AppendUnchecked<'b, 'q, 'w, S: Sharing> {
+    batch: &'b mut SendBatch<'q, S>,
+    wr: SendWr<'w>,
+}
+
+impl<S: Sharing> Append for AppendUnchecked<'_, '_, '_, S> {
+    #[inline(always)]
+    fn append(self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
+        match self.batch.try_push_lent(&self.wr.id(wr_id), memory) {
+            true => Ok(()),
+            false => Err(PostError::Full),
+        }
     }
 }
 

@@ -196,6 +196,22 @@ impl<P> LoanBatch<'_, P> {
         self.lender.next.wr_id.wrapping_add(self.ahead).wrapping_sub(STEP)
     }
 
+    /// The `wr_id` of the only loan.
+    #[inline(always)]
+    pub(crate) fn only(&self) -> u64 {
+        debug_assert_eq!(self.ahead, STEP, "one loan");
+        self.lender.next.wr_id
+    }
+
+    /// As [`commit`](Self::commit), of a batch of one. The compiler does not know `ahead` if the WQE may have been written
+    /// out of line: 8 instructions.
+    #[inline(always)]
+    pub(crate) fn commit_one(mut self) {
+        debug_assert_eq!(self.ahead, STEP, "one loan");
+        self.ahead = STEP;
+        self.commit();
+    }
+
     /// The requests of the batch were posted: keeps its loans.
     #[inline(always)]
     pub(crate) fn commit(mut self) {
