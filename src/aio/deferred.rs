@@ -3,7 +3,7 @@
 
 use super::inflight::{InflightKey, flush};
 use crate::first_panic::FirstPanic;
-use crate::owned::Memory;
+use crate::owned::{Buffer, Memory};
 use crate::qp::WeakQpHandle;
 use std::task::Waker;
 
@@ -13,6 +13,8 @@ pub(super) struct Deferred {
     failed: Vec<WeakQpHandle>,
     wakers: Vec<Waker>,
     memory: Vec<Memory>,
+    /// As `memory`, in few words.
+    buffers: Vec<Buffer>,
     /// Queues in which requests were over while futures waited for room. It is here to be allocated once.
     made_room: Vec<InflightKey>,
 }
@@ -51,6 +53,11 @@ impl Deferred {
         self.made_room = queues;
     }
 
+    #[inline]
+    pub(super) fn drop_buffer(&mut self, buffer: Buffer) {
+        self.buffers.push(buffer);
+    }
+
     pub(super) fn drop(&mut self, memory: Memory) {
         // Most requests without a future have no memory.
         if !matches!(memory, Memory::None) {
@@ -69,7 +76,10 @@ impl Deferred {
     }
 
     fn is_empty(&self) -> bool {
-        self.failed.is_empty() && self.wakers.is_empty() && self.memory.is_empty()
+        self.failed.is_empty()
+            && self.wakers.is_empty()
+            && self.memory.is_empty()
+            && self.buffers.is_empty()
     }
 
     /// Does all the work, and ignores panics.
@@ -90,6 +100,10 @@ impl Deferred {
             calls.catch(|| wakers.by_ref().for_each(Waker::wake));
         }
         drop(wakers);
+        if !self.buffers.is_empty() {
+            // No code of the program: a pool's pages are the library's.
+            calls.catch(|| self.buffers.clear());
+        }
         if !self.memory.is_empty() {
             for memory in self.memory.drain(..) {
                 calls.catch(|| drop(memory));

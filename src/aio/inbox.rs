@@ -1,8 +1,8 @@
 //! A stream of received messages.
 
-use super::inflight::Inflight;
 use super::locking::Locking;
-use super::op::{Finished, Op, OpError, OpErrorKind, Transfer};
+use super::op::{Finished, OpError, OpErrorKind, OpResult, Transfer};
+use super::post_all::PostAll;
 use super::qp::AsyncQueuePair;
 use super::queue::{Posting, Queue};
 use super::srq::AsyncSharedReceiveQueue;
@@ -10,12 +10,13 @@ use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
 use crate::qp::QpState;
 use crate::wr::PostError;
-use std::collections::VecDeque;
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
+
+/// The most receives that are missing before new ones are posted while messages are there.
+const MOST_MISSING: usize = 32;
 
 /// A message that was received.
 #[derive(Debug)]
@@ -29,7 +30,8 @@ pub struct Message {
 }
 
 /// A stream of received messages, in the order in which they arrive. The inbox keeps receives posted, into
-/// buffers of a pool.
+/// buffers of a pool. Those of messages that were returned are posted anew together: when a quarter of the inbox's depth, or 32,
+/// are missing, and whenever no message is there.
 ///
 /// Made by [`AsyncQueuePair::inbox`] and [`AsyncSharedReceiveQueue::inbox`], which post the first receives at once,
 /// unless the queue pair is in state [`RESET`](crate::QpState::RESET). A queue pair has one inbox, and no other receives
@@ -47,11 +49,10 @@ pub struct Message {
 /// # }
 /// ```
 pub struct Inbox<S: Locking = Shared> {
-    /// The queue that the receives are posted to.
-    queue: Arc<Queue<S>>,
+    /// The receives, of which those that wait for room in the queue are not posted.
+    list: PostAll<Buffer, S>,
     pool: BufferPool,
     depth: usize,
-    posted: VecDeque<Op<Buffer, S>>,
     /// That of the task that polled last.
     waker: Waker,
     /// Why no more messages come; `None` while they may.
@@ -111,9 +112,8 @@ impl<S: Locking> Inbox<S> {
     /// Posts the first receives, if the queue `is_ready` for them.
     fn new(queue: Arc<Queue<S>>, pool: &BufferPool, depth: usize, is_ready: bool) -> Self {
         let (pool, depth) = (pool.clone(), depth.max(1));
-        let posted = VecDeque::new();
-        let waker = Waker::noop().clone();
-        let mut inbox = Inbox { queue, pool, depth, posted, waker, ended: None, arrived: None };
+        let (list, waker) = (PostAll::new(queue, []), Waker::noop().clone());
+        let mut inbox = Inbox { list, pool, depth, waker, ended: None, arrived: None };
         if is_ready {
             // A receive that waits for room is posted, and its task woken, by the first `poll_next`.
             inbox.fill();
@@ -131,51 +131,46 @@ impl<S: Locking> Inbox<S> {
     /// No task is needed. The messages wake the task that polled the inbox last.
     pub fn fill(&mut self) -> usize {
         let waker = self.waker.clone();
-        self.post(&mut Context::from_waker(&waker));
-        self.posted.iter().filter(|op| op.is_posted()).count()
+        self.post(&waker);
+        // The first one was perhaps not there when the task polled.
+        if self.list.next_is_over(&waker) {
+            waker.wake_by_ref();
+        }
+        self.list.posted()
     }
 
-    fn post(&mut self, cx: &mut Context<'_>) {
+    /// Posts the receives that are missing. If one could not be posted, `poll_next` returns its error.
+    fn post(&mut self, waker: &Waker) {
         if self.ended.is_some() {
             return;
         }
-        if self.has_waiting() {
-            self.post_waiting(cx);
-        }
-        while self.posted.len() < self.depth && !self.has_waiting() {
-            let Ok(buffer) = self.pool.take() else { break };
-            self.posted.push_back(Op::new(self.queue.clone(), Transfer::Recv, buffer));
-            // If the receive could not be posted, `poll_next` returns its error.
-            let posted = self.posted.back_mut().is_some_and(|op| {
-                let _ = op.poll_post(cx);
-                op.is_posted()
-            });
-            if !posted {
-                break;
+        // While some wait for room in the queue, the pool keeps its buffers.
+        if self.list.waiting() == 0 {
+            while self.list.len() < self.depth {
+                let Ok(buffer) = self.pool.take() else { break };
+                self.list.push(Transfer::Recv, buffer);
             }
         }
+        self.list.post(waker);
+        self.list.keep_one();
+    }
+
+    /// Posts the receives that are missing if they are many: each doorbell, and each lock, is for all of them.
+    fn post_batch(&mut self, waker: &Waker) {
+        if self.misses_many() {
+            self.post(waker);
+        }
+    }
+
+    fn misses_many(&self) -> bool {
+        let missing = self.depth.saturating_sub(self.list.len());
+        missing >= self.depth.div_ceil(4).min(MOST_MISSING)
     }
 
     /// Whether no more messages come, and `poll_next` has returned why.
     #[cfg(feature = "stream")]
     pub(super) fn is_over(&self) -> bool {
         self.ended.is_some() && self.arrived.is_none()
-    }
-
-    /// Whether some receives wait for room in the queue; they are the last in `posted`.
-    fn has_waiting(&self) -> bool {
-        self.posted.back().is_some_and(Op::is_new)
-    }
-
-    /// Tries again to post the receives that wait for room, which `poll_next` does not poll.
-    #[cold]
-    fn post_waiting(&mut self, cx: &mut Context<'_>) {
-        let waiting = self.posted.partition_point(|op| !op.is_new());
-        for op in self.posted.iter_mut().skip(waiting) {
-            if op.poll_post(cx).is_pending() {
-                break;
-            }
-        }
     }
 
     /// Polls for the next message.
@@ -205,52 +200,60 @@ impl<S: Locking> Inbox<S> {
             if let Some(kind) = self.ended {
                 return Poll::Ready(Err(OpError { memory: None, kind }));
             }
-            self.post(cx);
-            ready!(self.poll_posted(cx));
+            self.post_batch(cx.waker());
+            let end = match self.take_over() {
+                Some(end) => end,
+                None => {
+                    self.post(cx.waker());
+                    match ready!(self.poll_first(cx.waker())) {
+                        Some(end) => end,
+                        None => return Poll::Pending,
+                    }
+                }
+            };
+            let end = match end {
+                Ok(Finished { memory: buffer, outcome }) => Ok(Message { buffer, outcome }),
+                Err(failed) => Err(failed),
+            };
+            let broken = end.as_ref().err().map(|failed| failed.kind);
+            if broken.is_none() && !self.misses_many() {
+                return Poll::Ready(end);
+            }
+            // The message is in `arrived` meanwhile: a waker that panics costs none.
+            self.arrived = Some(end);
+            if let Some(kind) = broken {
+                self.end_if_broken(kind);
+            }
         }
-        // The message is in `arrived` meanwhile: a waker that panics costs none.
-        self.post(cx);
+        self.post_batch(cx.waker());
         match self.arrived.take() {
             Some(end) => Poll::Ready(end),
             None => Poll::Pending,
         }
     }
 
-    /// Polls the receives that are posted, and moves the first that is over to `arrived`.
-    fn poll_posted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let completed = match &self.queue.posting {
-            // Receives of a queue pair complete in the order in which they were posted.
-            Posting::Qp(_) => match self.posted.front_mut() {
-                Some(op) => Pin::new(op).poll(cx).map(|end| (0, end)),
-                None => Poll::Pending,
-            },
+    /// The end of the first receive, if it is over and in its slot. Receives of a queue pair complete in the order in which
+    /// they were posted.
+    #[inline(always)]
+    fn take_over(&mut self) -> Option<OpResult<Buffer>> {
+        match self.list.queue().posting {
+            Posting::Qp(_) => self.list.take_over(),
+            Posting::Srq(_) => None,
+        }
+    }
+
+    /// The end of the first receive that is over. While none is, this task is woken by the first.
+    fn poll_first(&mut self, waker: &Waker) -> Poll<Option<OpResult<Buffer>>> {
+        match self.list.queue().posting {
+            Posting::Qp(_) => self.list.poll_first(waker),
             // Receives of a shared receive queue complete in any order.
-            Posting::Srq(_) => {
-                // While none is over, the first one may have failed to be posted.
-                let at = first_over(&self.queue.inflight, &self.posted, cx).unwrap_or(0);
-                match self.posted.get_mut(at) {
-                    Some(op) => Pin::new(op).poll(cx).map(|end| (at, end)),
-                    None => Poll::Pending,
-                }
-            }
-        };
-        let (at, end) = ready!(completed);
-        let broken = end.as_ref().err().map(|failed| failed.kind);
-        self.arrived =
-            Some(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }));
-        match at {
-            0 => drop(self.posted.pop_front()),
-            _ => drop(self.posted.remove(at)),
+            Posting::Srq(_) => self.list.poll_any(waker),
         }
-        if let Some(kind) = broken {
-            self.end_if_broken(kind);
-        }
-        Poll::Ready(())
     }
 
     /// Ends the stream if the connection is broken: no message can complete a receive that is still posted.
     fn end_if_broken(&mut self, kind: OpErrorKind) {
-        self.ended = match (kind, &self.queue.posting) {
+        self.ended = match (kind, &self.list.queue().posting) {
             // A driver that ended cannot be started again, and a forked child has none.
             (OpErrorKind::DriverGone | OpErrorKind::Post(PostError::Forked), _) => Some(kind),
             (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), Posting::Qp(_)) => {
@@ -258,7 +261,7 @@ impl<S: Locking> Inbox<S> {
             }
             _ => return,
         };
-        self.posted.clear();
+        self.list.clear();
     }
 
     /// Waits for the next message. No message is lost if the future is dropped.
@@ -277,33 +280,12 @@ impl<S: Locking> Inbox<S> {
     }
 }
 
-/// The place of the receive that was over before the others. While there is none, this task is woken when one
-/// is over.
-///
-fn first_over<S: Locking>(
-    inflight: &Inflight<S>,
-    posted: &VecDeque<Op<Buffer, S>>,
-    cx: &Context<'_>,
-) -> Option<usize> {
-    // Those that wait for room are the last.
-    let wr_ids = || posted.iter().map_while(Op::wr_id);
-    loop {
-        if let Some(at) = inflight.first_over(wr_ids()) {
-            return Some(at);
-        }
-        let pending = wr_ids().all(|wr_id| inflight.watch(wr_id, cx.waker()));
-        if pending {
-            return None;
-        }
-    }
-}
-
 impl<S: Locking> fmt::Debug for Inbox<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox")
             .field("pool", &self.pool)
             .field("depth", &self.depth)
-            .field("posted", &self.posted.len())
+            .field("posted", &self.list.posted())
             .finish_non_exhaustive()
     }
 }

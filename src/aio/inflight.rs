@@ -26,7 +26,9 @@ use crate::first_panic::FirstPanic;
 use crate::lending::compact_enum::Content;
 use crate::lending::loan_table::{Claim, RECV, ReturnedLoan};
 use crate::number::Qpn;
-use crate::owned::{Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, tag_mut};
+use crate::owned::{
+    Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, open_buffer, tag_mut,
+};
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState, WeakQpHandle};
 use crate::sync::fork::Epoch;
@@ -384,7 +386,12 @@ fn settle(mut loan: ReturnedLoan<'_, Lent<OpTag>>, end: Fate, deferred: &mut Def
 #[cold]
 #[inline(never)]
 fn discard(loan: ReturnedLoan<'_, Lent<OpTag>>, deferred: &mut Deferred) {
-    memory_and_tag(loan.take()).into_iter().for_each(|(memory, _)| deferred.drop(memory));
+    match open_buffer(loan) {
+        Ok((buffer, _tag, _slot)) => deferred.drop_buffer(buffer),
+        Err(loan) => {
+            memory_and_tag(loan.take()).into_iter().for_each(|(memory, _)| deferred.drop(memory));
+        }
+    }
 }
 
 /// The requests in flight of one queue pair, or of one shared receive queue.
@@ -657,6 +664,15 @@ impl<S: Locking> Inflight<S> {
         }
     }
 
+    /// How a request on a buffer ended, if it is over.
+    #[inline(always)]
+    pub(super) fn outcome_in(&self, loan: &ReturnedLoan<'_, Lent<OpTag>>) -> Option<Outcome> {
+        match loan.get().get() {
+            Content::Small(_, (_, tag)) => tag.fate.outcome(self.qpn),
+            Content::Large(_) => None,
+        }
+    }
+
     /// The end of a request that is over; `None` for any other.
     pub(super) fn end_of(&self, lent: Lent<OpTag>) -> Option<(Memory, Outcome)> {
         let (memory, tag) = memory_and_tag(lent)?;
@@ -668,21 +684,21 @@ impl<S: Locking> Inflight<S> {
         if !self.is_here() {
             return;
         }
-        let (mut fate, mut moved) = (None, None);
-        let settled = match self.loans(wr_id).claim(wr_id) {
+        match self.loans(wr_id).claim(wr_id) {
             Claim::Lent(mut loan) => {
-                fate = tag_mut(loan.get_mut())
+                let fate = tag_mut(loan.get_mut())
                     .map(|tag| std::mem::replace(&mut tag.fate, Fate::Abandoned));
-                None
+                drop(loan);
+                // With the slot released: dropping a waker runs code of the program. As in `leave`, it may panic.
+                FirstPanic::of_one(|| drop(fate));
             }
-            Claim::Settled(loan) => Some(loan),
+            // Memory may be the program's, too.
+            Claim::Settled(loan) => FirstPanic::of_one(|| drop(loan)),
             Claim::Moved => {
-                moved = self.take_moved(wr_id);
-                None
+                let moved = self.take_moved(wr_id);
+                FirstPanic::of_one(|| drop(moved));
             }
-        };
-        // With the slot released: dropping memory or a waker runs code of the program. As in `leave`, it may panic.
-        FirstPanic::of_one(|| drop((fate, moved, settled)));
+        }
     }
 
     /// A request failed: admits none from now on.

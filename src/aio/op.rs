@@ -280,26 +280,8 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         self.wr_id().is_some()
     }
 
-    /// Whether the request is still to be posted.
-    pub(super) fn is_new(&self) -> bool {
-        matches!(self.stage, Stage::New(_) | Stage::Waiting(..))
-    }
-
-    /// Posts the request if there is room. A later poll returns how it ended, even if posting failed.
-    pub(super) fn poll_post(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if matches!(self.stage, Stage::Posted(_) | Stage::Failed(_)) {
-            return Poll::Ready(());
-        }
-        if let Poll::Ready(Err(OpError { memory, kind })) = Pin::new(&mut *self).poll(cx) {
-            (self.stage, self.memory) = (Stage::Failed(kind), memory);
-            cx.waker().wake_by_ref();
-            return Poll::Ready(());
-        }
-        if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
-    }
-
     /// The `wr_id` of a request that was posted.
-    pub(super) fn wr_id(&self) -> Option<u64> {
+    fn wr_id(&self) -> Option<u64> {
         match self.stage {
             Stage::Posted(wr_id) => Some(wr_id),
             _ => None,

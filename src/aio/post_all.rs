@@ -3,7 +3,7 @@
 use super::inflight::{Admission, Side, Ticket};
 use super::locking::Locking;
 use super::op::{OpError, OpErrorKind, OpResult, Request, Transfer};
-use super::queue::Queue;
+use super::queue::{Posting, Queue};
 use crate::first_panic::FirstPanic;
 use crate::owned::Lend;
 use crate::pd::Shared;
@@ -120,7 +120,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
 
     /// The end of the first request, if it was refused, or is over and in its slot.
     #[inline(always)]
-    fn take_over(&mut self) -> Option<OpResult<L>> {
+    pub(super) fn take_over(&mut self) -> Option<OpResult<L>> {
         match self.posted.front()? {
             Ok(wr_id) => {
                 let (wr_id, queue) = (*wr_id, &self.queue);
@@ -131,13 +131,13 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                     Poll::Pending => None,
                 }
             }
-            Err(_) => self.posted.pop_front()?.err().map(|refused| Err(*refused)),
+            Err(_) => refused(self.posted.pop_front()?),
         }
     }
 
     /// The end of the first request. While it is pending, it wakes the task.
     #[cold]
-    fn poll_first(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
+    pub(super) fn poll_first(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
         let Some(Ok(wr_id)) = self.posted.front() else { return Poll::Ready(self.take_over()) };
         let end = self.queue.poll_end(*wr_id, waker);
         if end.is_ready() {
@@ -149,7 +149,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     /// Posts what there is room for. Otherwise the first request that is left waits for room.
     ///
     /// Memory and wakers of the program may panic here, and find the list as it is.
-    fn post(&mut self, waker: &Waker) {
+    pub(super) fn post(&mut self, waker: &Waker) {
         let mut may_move = true;
         let mut waits = false;
         while let Some((request, _)) = self.waiting.front() {
@@ -165,6 +165,10 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                     Admission::Wait => return,
                     Admission::Broken(broken) => return self.refuse_all(broken.into()),
                 }
+            }
+            self.queue.try_post_list(side, &mut self.waiting, &mut self.posted);
+            if self.waiting.is_empty() {
+                break;
             }
             match self.queue.post_list(side, &mut self.waiting, &mut self.posted) {
                 Ok(()) => continue,
@@ -187,6 +191,85 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         self.leave();
     }
 
+    /// The queue that the requests are posted to.
+    pub(super) fn queue(&self) -> &Queue<S> {
+        &self.queue
+    }
+
+    /// Appends a request.
+    pub(super) fn push(&mut self, request: R, memory: L) {
+        self.waiting.push_back((request, memory));
+    }
+
+    /// How many requests there are whose ends were not returned.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len() + self.posted.len()
+    }
+
+    /// How many of them are posted.
+    pub(super) fn posted(&self) -> usize {
+        self.posted.iter().flatten().count()
+    }
+
+    /// Drops all requests that wait for room but the first, and all that were refused behind another one.
+    pub(super) fn keep_one(&mut self) {
+        self.waiting.truncate(1);
+        if self.posted.back().is_some_and(Result::is_err) {
+            let mut refused = 0;
+            self.posted.retain(|posted| {
+                refused += u32::from(posted.is_err());
+                posted.is_ok() || refused == 1
+            });
+        }
+    }
+
+    /// Drops all requests, as if the list were dropped.
+    pub(super) fn clear(&mut self) {
+        let mut calls = FirstPanic::default();
+        calls.catch(|| self.waiting.clear());
+        calls.catch(|| self.give_up());
+        calls.resume();
+    }
+
+    /// Whether the next end is there: that of the first request, or of any of a shared receive queue. Otherwise it wakes the
+    /// task.
+    pub(super) fn next_is_over(&self, waker: &Waker) -> bool {
+        let posted = self.posted.iter().take(match self.queue.posting {
+            Posting::Qp(_) => 1,
+            Posting::Srq(_) => usize::MAX,
+        });
+        let mut over = false;
+        for end in posted {
+            over |= !end.as_ref().is_ok_and(|wr_id| self.queue.inflight.watch(*wr_id, waker));
+        }
+        over
+    }
+
+    /// The end of the request that was over before the others. While there is none, this task is woken when one is over.
+    pub(super) fn poll_any(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
+        let at = loop {
+            if let Some(at) = self.posted.iter().position(|posted| posted.is_err()) {
+                break at;
+            }
+            let wr_ids = self.posted.iter().flatten().copied();
+            if let Some(at) = self.queue.inflight.first_over(wr_ids) {
+                break at;
+            }
+            if !self.next_is_over(waker) {
+                return Poll::Pending;
+            }
+        };
+        let end = match self.posted.get(at) {
+            Some(Ok(wr_id)) => self.queue.poll_end(*wr_id, waker).map(Some),
+            Some(Err(_)) => return Poll::Ready(self.posted.remove(at).and_then(refused)),
+            None => return Poll::Ready(None),
+        };
+        if end.is_ready() {
+            self.posted.remove(at);
+        }
+        end
+    }
+
     fn refuse(&mut self, memory: L, kind: OpErrorKind) {
         self.posted.push_back(Err(Box::new(OpError { memory: Some(memory), kind })));
     }
@@ -206,6 +289,25 @@ impl<L, S: Locking, R: Request> PostAll<L, S, R> {
     fn leave(&mut self) {
         self.queue.inflight.leave(self.side, self.ticket.take());
     }
+
+    /// Nobody waits for the requests that are posted.
+    fn give_up(&mut self) {
+        // All of it calls wakers, or drops memory, of the program.
+        let mut calls = FirstPanic::default();
+        calls.catch(|| self.leave());
+        for posted in self.posted.drain(..) {
+            match posted {
+                Ok(wr_id) => calls.catch(|| self.queue.inflight.abandon(wr_id)),
+                Err(refused) => calls.catch(|| drop(refused)),
+            }
+        }
+        calls.resume();
+    }
+}
+
+/// The end of a request that was refused.
+fn refused<L>(posted: Result<u64, Box<OpError<L>>>) -> Option<OpResult<L>> {
+    posted.err().map(|refused| Err(*refused))
 }
 
 /// The ends of all requests that [`next`](PostAll::next) did not return, in the order of the list.
@@ -239,13 +341,7 @@ impl<L: Lend, S: Locking, R: Request> Future for PostAll<L, S, R> {
 
 impl<L, S: Locking, R: Request> Drop for PostAll<L, S, R> {
     fn drop(&mut self) {
-        // All of it calls wakers, or drops memory, of the program.
-        let mut calls = FirstPanic::default();
-        calls.catch(|| self.leave());
-        for wr_id in self.posted.iter().flatten() {
-            calls.catch(|| self.queue.inflight.abandon(*wr_id));
-        }
-        calls.resume();
+        self.give_up();
     }
 }
 

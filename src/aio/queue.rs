@@ -225,6 +225,90 @@ impl<S: Locking> Queue<S> {
         self.post_admitted(request, memory, waker)
     }
 
+    /// As [`post_list`](Self::post_list), until the first request that takes another way, which is left. As
+    /// [`try_post`](Self::try_post), nothing that is out of line comes back.
+    pub(super) fn try_post_list<L: Lend, R: Request>(
+        &self,
+        side: Side,
+        waiting: &mut VecDeque<(R, L)>,
+        posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
+    ) {
+        posted.reserve(waiting.len());
+        let before = posted.len();
+        let rung = match (&self.posting, side) {
+            (Posting::Qp(posting), Side::Send) => {
+                let Some(mut qp) = posting.lock() else { return };
+                let Ok(mut batch) = qp.send_batch() else { return };
+                while let Some((request, memory)) = take_easy(waiting) {
+                    let tag = self.unwatched();
+                    let pushed = match request.kind() {
+                        Kind::Transfer(Transfer::Write(to)) => {
+                            batch.try_push(SendWr::write(to, &[]), memory, tag)
+                        }
+                        Kind::Transfer(Transfer::Read(from)) => {
+                            batch.try_push(SendWr::read(from, &[]), memory, tag)
+                        }
+                        Kind::Transfer(Transfer::Send) => {
+                            batch.try_push(SendWr::send(&[]), memory, tag)
+                        }
+                        Kind::Transfer(Transfer::Recv) | Kind::Any(_) => {
+                            waiting.push_front((request, memory));
+                            break;
+                        }
+                    };
+                    if let Err(refused) = pushed {
+                        waiting.push_front((request, refused.memory));
+                        break;
+                    }
+                    posted.push_back(Ok(batch.last()));
+                }
+                if posted.len() == before {
+                    return;
+                }
+                S::ring(batch, self.driver.token())
+            }
+            (Posting::Qp(posting), Side::Recv) => {
+                let Some(mut qp) = posting.lock() else { return };
+                let Ok(batch) = qp.recv_batch() else { return };
+                self.try_post_recvs(batch, waiting, posted)
+            }
+            (Posting::Srq(posting), Side::Recv) => {
+                let Some(mut srq) = posting.lock() else { return };
+                let Ok(batch) = srq.batch() else { return };
+                self.try_post_recvs(batch, waiting, posted)
+            }
+            (Posting::Srq(_), Side::Send) => return,
+        };
+        if let Err(error) = rung {
+            self.list_not_rung(error, posted.range_mut(before..));
+        }
+        if posted.len() > before {
+            self.inflight.is_late(side);
+        }
+    }
+
+    /// The same of receives.
+    #[inline(always)]
+    fn try_post_recvs<L: Lend, R: Request>(
+        &self,
+        mut batch: OwnedRecvBatch<'_, OpTag>,
+        waiting: &mut VecDeque<(R, L)>,
+        posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
+    ) -> Result<(), RingError> {
+        while let Some((request, memory)) = take_easy(waiting) {
+            if request.kind().side() != Side::Recv {
+                waiting.push_front((request, memory));
+                break;
+            }
+            if let Err(refused) = batch.push_any(memory, self.unwatched()) {
+                waiting.push_front((request, refused.memory));
+                break;
+            }
+            posted.push_back(Ok(batch.last()));
+        }
+        batch.ring().or_else(kept)
+    }
+
     /// Posts requests of one side from the front of `waiting`, with one doorbell, until one of the other side. In `posted` each
     /// has the `wr_id` of its loan, or was refused. No task is woken for them unless it [watches](Inflight::watch) them.
     /// An error if the first that is left was not posted.
@@ -302,8 +386,6 @@ impl<S: Locking> Queue<S> {
             push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
             Some(batch.last())
         });
-        // Receives that stay queued are received into.
-        let kept = |error: RingError| if error.stays_queued() { Ok(()) } else { Err(error) };
         (pushed, batch.ring().or_else(kept))
     }
 
@@ -344,9 +426,32 @@ impl<S: Locking> Queue<S> {
         }
     }
 
-    /// The same for a receive, a request that failed, or memory that is no [`Buffer`](crate::owned::Buffer).
+    /// The same for any other request than a send or a write of a buffer that succeeded.
     #[inline(never)]
     fn end_of_other<L: Lend>(
+        &self,
+        wr_id: u64,
+        loan: ReturnedLoan<'_, Lent<OpTag>>,
+    ) -> Poll<OpResult<L>> {
+        if let Some(outcome) = self.inflight.outcome_in(&loan) {
+            match open_buffer(loan) {
+                Ok((mut buffer, _tag, slot)) => {
+                    drop(slot);
+                    if wr_id & RECV != 0 {
+                        // Bytes behind the message are of an earlier use of the buffer.
+                        buffer.truncate(outcome.filled());
+                    }
+                    return Poll::Ready(end(Memory::Buffer(buffer), outcome));
+                }
+                Err(loan) => return self.end_of_large(wr_id, loan),
+            }
+        }
+        self.end_of_large(wr_id, loan)
+    }
+
+    /// The same for memory that is no [`Buffer`](crate::owned::Buffer).
+    #[inline(never)]
+    fn end_of_large<L: Lend>(
         &self,
         wr_id: u64,
         loan: ReturnedLoan<'_, Lent<OpTag>>,
@@ -505,6 +610,20 @@ fn push_recv<L: Lend>(
                 Err(refused) => put_back(refused, memory, AskedMemory::back, failed),
             }
         }
+    }
+}
+
+/// Receives that stay queued are received into.
+fn kept(error: RingError) -> Result<(), RingError> {
+    if error.stays_queued() { Ok(()) } else { Err(error) }
+}
+
+/// The first request, unless its memory has to be asked, which may not happen under a lock.
+#[inline(always)]
+fn take_easy<L: Lend, R>(waiting: &mut VecDeque<(R, L)>) -> Option<(R, L)> {
+    match waiting.front() {
+        Some((_, memory)) if memory.is_program() => None,
+        _ => waiting.pop_front(),
     }
 }
 

@@ -17,6 +17,7 @@ trials![
     a_message_by_number_allocates_nothing,
     a_message_in_a_lent_buffer_allocates_nothing,
     a_message_as_a_future_allocates_nothing,
+    a_list_allocates_no_more_than_three_times,
 ];
 
 thread_local! {
@@ -135,6 +136,34 @@ fn a_message_as_a_future_allocates_nothing() -> Verdict {
             both(send, receive).await?;
         }
         assert_eq!(ASKED.get() - before, 0, "allocations of {COUNTED} messages");
+        Ok(())
+    })
+}
+
+/// Once for its requests, once for those that are posted and once for their ends, however many there are.
+#[cfg(feature = "tokio")]
+fn a_list_allocates_no_more_than_three_times() -> Verdict {
+    crate::env::rnr_wait()?;
+    use crate::tasks::{pair, run};
+    use uverbs::aio::Transfer;
+    run(0, async {
+        let (a, b) = pair()?;
+        let page = b.pd.mr_builder().access(uverbs::Access::ALL_REMOTE).allocate::<u64>(8)?;
+        let to = page.remote(0)?;
+        let mut before = 0;
+        for n in 0..BEFORE + COUNTED {
+            if n == BEFORE {
+                before = ASKED.get();
+            }
+            let word = || a.pool.copy(&n.to_ne_bytes()).expect("a buffer");
+            let writes = (0..1 + n as usize % 12).map(|_| (Transfer::Write(to), word()));
+            for end in a.qp.post_all(writes).await {
+                end?;
+            }
+        }
+        assert_eq!(page.read_at(0), Some(BEFORE + COUNTED - 1));
+        let asked = ASKED.get() - before;
+        assert!(asked <= 3 * COUNTED, "{asked} allocations of {COUNTED} lists");
         Ok(())
     })
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use tokio::net::TcpListener;
 use tokio::task::LocalSet;
+use uverbs::aio::Transfer;
 use uverbs::aio::tokio::{Events, accept, connect, within};
 use uverbs::{Access, EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
@@ -21,6 +22,8 @@ trials![
     echo_comes_back_on_many_threads,
     one_sided_requests_and_atomics_complete,
     requests_that_wait_for_a_full_queue_keep_their_order,
+    a_list_longer_than_the_queue_ends_in_its_order,
+    a_list_that_is_dropped_is_sent_as_far_as_it_was_posted,
     a_dropped_waiter_passes_its_room_on,
     ten_thousand_pending_requests_complete,
     ten_thousand_pending_requests_complete_on_many_threads,
@@ -125,6 +128,68 @@ fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
             drop(send.await??);
         }
         assert_eq!(pool.idle(), MESSAGES as usize);
+        Ok(())
+    })
+}
+
+fn a_list_longer_than_the_queue_ends_in_its_order() -> Verdict {
+    const MESSAGES: u64 = 3 * DEPTH as u64 + 5;
+    env::rnr_wait()?;
+    run(0, async {
+        let (a, b) = pair()?;
+        let pool = a.pd.buffer_pool_builder(64).count(MESSAGES as usize).build()?;
+        let sends =
+            (0..MESSAGES).map(|n| (Transfer::Send, pool.copy(&n.to_ne_bytes()).expect("a buffer")));
+        let list = a.qp.post_all(sends);
+        let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
+        both(
+            async {
+                let ends = list.await;
+                assert_eq!(ends.len(), MESSAGES as usize);
+                for (n, end) in (0..MESSAGES).zip(ends) {
+                    assert_eq!(end?.memory[..], n.to_ne_bytes());
+                }
+                Ok(())
+            },
+            async {
+                for n in 0..MESSAGES {
+                    assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+                }
+                Ok(())
+            },
+        )
+        .await?;
+        assert_eq!((pool.idle(), a.qp.in_flight()), (MESSAGES as usize, 0));
+        Ok(())
+    })
+}
+
+fn a_list_that_is_dropped_is_sent_as_far_as_it_was_posted() -> Verdict {
+    env::rnr_wait()?;
+    run(0, async {
+        let (a, b) = pair()?;
+        let sends = (0..2 * u64::from(DEPTH))
+            .map(|n| (Transfer::Send, a.pool.copy(&n.to_ne_bytes()).expect("a buffer")));
+        let mut list = a.qp.post_all(sends);
+        let room = 2 * DEPTH as usize;
+        let posted = std::future::poll_fn(|cx| {
+            assert!(Pin::new(&mut list).poll(cx).is_pending());
+            Poll::Ready(room - list.waiting())
+        })
+        .await;
+        drop(list);
+        let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
+        for n in 0..posted as u64 {
+            assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+        }
+        // A message behind the list's arrives next.
+        let last = a.qp.send(a.pool.copy(b"last").expect("a buffer"));
+        both(async { Ok(last.await.map(drop)?) }, async {
+            assert_eq!(inbox.next().await?.buffer[..], *b"last");
+            Ok(())
+        })
+        .await?;
+        assert_eq!((a.pool.idle(), a.qp.in_flight()), (BUFFERS, 0));
         Ok(())
     })
 }

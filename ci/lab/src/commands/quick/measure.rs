@@ -46,8 +46,8 @@ const EDITS: &[Defect] = &[
         name: "aio",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }",
-            to: "if !self.is_posted() { Poll::Pending } else { Poll::Ready(()) }",
+            from: "self.wr_id().is_some()",
+            to: "let posted = self.wr_id();\n        posted.is_some()",
         },
     },
     Defect {
