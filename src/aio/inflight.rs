@@ -848,7 +848,14 @@ mod queue {
             Some(wr_id)
         }
 
-        /// Completes a request, as the driver does, and wakes nobody yet.
+        /// Completes a send that succeeded, as the driver does, and wakes nobody yet.
+        #[cfg(loom)]
+        pub(super) fn complete_sent(inflight: &Inflight, wr_id: u64, deferred: &mut Deferred) {
+            let loan = inflight.loans(wr_id).take_back(wr_id).expect("it is in flight");
+            super::complete_sent(loan, WcOpcode::SEND, deferred);
+        }
+
+        /// The same for any request.
         pub(super) fn complete(
             inflight: &Inflight,
             wr_id: u64,

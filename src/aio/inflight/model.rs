@@ -22,7 +22,7 @@ fn task() -> (Arc<Task>, Waker) {
 
 fn complete(inflight: &Inflight, wr_id: u64) {
     let mut deferred = Deferred::default();
-    Queue::complete(inflight, wr_id, 0, &mut deferred);
+    Queue::complete_sent(inflight, wr_id, &mut deferred);
     deferred.run();
 }
 
