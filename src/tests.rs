@@ -43,8 +43,8 @@ mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{
-    CompletionQueue, Context, Handshake, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch,
-    RingError, SendBatch,
+    CompletionQueue, Context, Handshake, ProtectionDomain, QpControl, QpState, QpType, QueuePair,
+    RecvBatch, RingError, SendBatch,
 };
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -93,7 +93,7 @@ pub(crate) fn bring_up<S: crate::Sharing>(script: &Script, qp: &QueuePair<S>) {
 }
 
 /// Connects a queue pair of a fabric's device to itself.
-pub(crate) fn connect_to_itself(context: &Context, qp: &QueuePair) {
+pub(crate) fn connect_to_itself(context: &Context, qp: &QpControl) {
     let own = qp.endpoint(&context.query_gid(1, 0).unwrap()).unwrap();
     qp.handshake(&own, &Handshake::new()).unwrap();
 }

@@ -4,7 +4,7 @@ use super::locking::Locking;
 use super::op::{Finished, OpError, OpErrorKind, OpResult, Transfer};
 use super::post_all::PostAll;
 use super::qp::AsyncQueuePair;
-use super::queue::{Posting, Queue};
+use super::queue::Queue;
 use super::srq::AsyncSharedReceiveQueue;
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
@@ -15,8 +15,9 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-/// The most receives that are missing before new ones are posted while messages are there.
-const MOST_MISSING: usize = 32;
+/// The most receives that are posted with one doorbell, and the most buffers that are taken from the pool before they are
+/// posted. A list of 32 has most of the saving: a receive takes 66 instructions there, and 90 alone.
+const BATCH: usize = 32;
 
 /// A message that was received.
 #[derive(Debug)]
@@ -30,8 +31,11 @@ pub struct Message {
 }
 
 /// A stream of received messages, in the order in which they arrive. The inbox keeps receives posted, into
-/// buffers of a pool. Those of messages that were returned are posted anew together: when a quarter of the inbox's depth, or 32,
-/// are missing, and whenever no message is there.
+/// buffers of a pool.
+///
+/// Receives for returned messages are posted in batches: [`poll_next`](Self::poll_next) leaves as many posted as the depth
+/// says when no other message is there. While others are, up to a quarter of the depth, or 31, may be missing. A peer that
+/// counts on receives gets credit for that many fewer, or the program calls [`fill`](Self::fill) before it grants credit.
 ///
 /// Made by [`AsyncQueuePair::inbox`] and [`AsyncSharedReceiveQueue::inbox`], which post the first receives at once,
 /// unless the queue pair is in state [`RESET`](crate::QpState::RESET). A queue pair has one inbox, and no other receives
@@ -49,7 +53,7 @@ pub struct Message {
 /// # }
 /// ```
 pub struct Inbox<S: Locking = Shared> {
-    /// The receives, of which those that wait for room in the queue are not posted.
+    /// The receives. At most one waits for room in the queue, and at most one was refused.
     list: PostAll<Buffer, S>,
     pool: BufferPool,
     depth: usize,
@@ -63,7 +67,7 @@ pub struct Inbox<S: Locking = Shared> {
 
 impl<S: Locking> AsyncQueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
-    /// of `pool`.
+    /// of `pool`; a quarter of them may be missing [while messages are there](Inbox).
     ///
     /// The first receives are posted before this returns. In state [`RESET`](crate::QpState::RESET) none can be:
     /// make the inbox after [`handshake`](crate::QpControl::handshake), before the peer learns of it, or call
@@ -76,7 +80,7 @@ impl<S: Locking> AsyncQueuePair<S> {
 
 impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
-    /// of `pool`.
+    /// of `pool`; a quarter of them may be missing [while messages are there](Inbox).
     ///
     /// A server of many clients keeps receives for all of them together, and answers by the queue pair that the
     /// message came to:
@@ -121,7 +125,7 @@ impl<S: Locking> Inbox<S> {
         inbox
     }
 
-    /// Posts as many receives as there are buffers for, and returns how many are posted.
+    /// Posts as many receives as there are buffers for, and returns how many are posted, those included that have a message.
     ///
     /// [`poll_next`](Self::poll_next) does this, too, and so did the call that made the inbox, unless the queue pair was
     /// in state [`RESET`](crate::QpState::RESET), which it must have left. Then call it before the peer may send,
@@ -130,10 +134,10 @@ impl<S: Locking> Inbox<S> {
     ///
     /// No task is needed. The messages wake the task that polled the inbox last.
     pub fn fill(&mut self) -> usize {
-        let waker = self.waker.clone();
+        let (waker, before) = (self.waker.clone(), self.list.len() - self.list.waiting());
         self.post(&waker);
-        // The first one was perhaps not there when the task polled.
-        if self.list.next_is_over(&waker) {
+        // The task may wait since it polled, when these were not there, and no other end would wake it.
+        if self.list.watch_from(before, &waker) {
             waker.wake_by_ref();
         }
         self.list.posted()
@@ -144,27 +148,36 @@ impl<S: Locking> Inbox<S> {
         if self.ended.is_some() {
             return;
         }
-        // While some wait for room in the queue, the pool keeps its buffers.
-        if self.list.waiting() == 0 {
-            while self.list.len() < self.depth {
+        let mut most = BATCH;
+        if self.list.waiting() != 0 {
+            self.list.post(waker);
+            self.list.keep_one();
+            // The queue may be full again: other buffers stay in the pool.
+            most = 1;
+        }
+        while self.list.waiting() == 0 && self.list.len() < self.depth {
+            let wanted = self.depth.min(self.list.len() + most);
+            while self.list.len() < wanted {
                 let Ok(buffer) = self.pool.take() else { break };
                 self.list.push(Transfer::Recv, buffer);
             }
+            let taken = self.list.len();
+            self.list.post(waker);
+            self.list.keep_one();
+            // The pool is empty, or receives were given up.
+            if taken < wanted || self.list.len() < taken {
+                break;
+            }
         }
-        self.list.post(waker);
-        self.list.keep_one();
     }
 
-    /// Posts the receives that are missing if they are many: each doorbell, and each lock, is for all of them.
+    /// Posts the receives that are missing if they are many, or no other message is there: each doorbell, and each lock, is
+    /// for all of them.
     fn post_batch(&mut self, waker: &Waker) {
-        if self.misses_many() {
+        let missing = self.depth.saturating_sub(self.list.len());
+        if missing >= self.depth.div_ceil(4).min(BATCH) || !self.list.next_is_settled() {
             self.post(waker);
         }
-    }
-
-    fn misses_many(&self) -> bool {
-        let missing = self.depth.saturating_sub(self.list.len());
-        missing >= self.depth.div_ceil(4).min(MOST_MISSING)
     }
 
     /// Whether no more messages come, and `poll_next` has returned why.
@@ -200,27 +213,20 @@ impl<S: Locking> Inbox<S> {
             if let Some(kind) = self.ended {
                 return Poll::Ready(Err(OpError { memory: None, kind }));
             }
-            self.post_batch(cx.waker());
-            let end = match self.take_over() {
+            let end = match self.take_next(cx.waker()) {
                 Some(end) => end,
                 None => {
                     self.post(cx.waker());
-                    match ready!(self.poll_first(cx.waker())) {
+                    match ready!(self.poll_end(cx.waker())) {
                         Some(end) => end,
                         None => return Poll::Pending,
                     }
                 }
             };
-            let end = match end {
-                Ok(Finished { memory: buffer, outcome }) => Ok(Message { buffer, outcome }),
-                Err(failed) => Err(failed),
-            };
             let broken = end.as_ref().err().map(|failed| failed.kind);
-            if broken.is_none() && !self.misses_many() {
-                return Poll::Ready(end);
-            }
-            // The message is in `arrived` meanwhile: a waker that panics costs none.
-            self.arrived = Some(end);
+            // The message is here while receives are posted: a waker that panics costs none.
+            self.arrived =
+                Some(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }));
             if let Some(kind) = broken {
                 self.end_if_broken(kind);
             }
@@ -232,31 +238,30 @@ impl<S: Locking> Inbox<S> {
         }
     }
 
-    /// The end of the first receive, if it is over and in its slot. Receives of a queue pair complete in the order in which
-    /// they were posted.
+    /// The end of the next receive, if it is over.
     #[inline(always)]
-    fn take_over(&mut self) -> Option<OpResult<Buffer>> {
-        match self.list.queue().posting {
-            Posting::Qp(_) => self.list.take_over(),
-            Posting::Srq(_) => None,
+    fn take_next(&mut self, waker: &Waker) -> Option<OpResult<Buffer>> {
+        // Receives of a queue pair complete in the order in which they were posted, those of a shared receive queue in any.
+        match self.list.is_of_srq() {
+            false => self.list.take_first(),
+            true => self.list.take_earliest(waker),
         }
     }
 
-    /// The end of the first receive that is over. While none is, this task is woken by the first.
-    fn poll_first(&mut self, waker: &Waker) -> Poll<Option<OpResult<Buffer>>> {
-        match self.list.queue().posting {
-            Posting::Qp(_) => self.list.poll_first(waker),
-            // Receives of a shared receive queue complete in any order.
-            Posting::Srq(_) => self.list.poll_any(waker),
+    /// The end of the next receive that was posted or refused. While it is pending, it wakes the task.
+    fn poll_end(&mut self, waker: &Waker) -> Poll<Option<OpResult<Buffer>>> {
+        match self.list.is_of_srq() {
+            false => self.list.poll_first(waker),
+            true => self.list.poll_earliest(waker),
         }
     }
 
     /// Ends the stream if the connection is broken: no message can complete a receive that is still posted.
     fn end_if_broken(&mut self, kind: OpErrorKind) {
-        self.ended = match (kind, &self.list.queue().posting) {
+        self.ended = match (kind, self.list.is_of_srq()) {
             // A driver that ended cannot be started again, and a forked child has none.
             (OpErrorKind::DriverGone | OpErrorKind::Post(PostError::Forked), _) => Some(kind),
-            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), Posting::Qp(_)) => {
+            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), false) => {
                 Some(OpErrorKind::Earlier(status))
             }
             _ => return,

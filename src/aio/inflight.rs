@@ -627,6 +627,12 @@ impl<S: Locking> Inflight<S> {
         if self.is_here() { self.loans(wr_id).take_settled(wr_id) } else { None }
     }
 
+    /// Whether a request is over, and its end is in its slot.
+    #[inline(always)]
+    pub(super) fn is_settled(&self, wr_id: u64) -> bool {
+        self.is_here() && self.loans(wr_id).is_settled(wr_id)
+    }
+
     /// Says how far a request is. Unless it is pending, its slot is freed, or is left to the device.
     pub(super) fn progress(&self, wr_id: u64, waker: &Waker) -> OpProgress {
         if !self.is_here() {

@@ -471,6 +471,12 @@ impl<P> LoanTable<P> {
         self.slot(wr_id).take_settled(wr_id)
     }
 
+    /// Whether the loan `wr_id` is settled.
+    #[inline(always)]
+    pub(crate) fn is_settled(&self, wr_id: u64) -> bool {
+        self.slot(wr_id).state.load(Ordering::Relaxed) == wr_id | SETTLED
+    }
+
     /// Shows each payload whose request is in flight, to be changed. Runs no code of the program.
     pub(crate) fn each_lent(&self, mut visit: impl FnMut(&mut P)) {
         for slot in self.lendable_slots() {

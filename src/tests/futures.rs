@@ -1,6 +1,7 @@
 //! Requests as futures, on the scripted kernel, in an event loop that the test drives.
 
-use super::{Bench, wc};
+use super::wakers::waker_of;
+use super::{Bench, connect_to_itself, wc};
 use crate::aio::{
     AsyncCompletionQueue, AsyncQueuePair, AsyncSharedReceiveQueue, Driver, Locking, Message,
     OpError, OpErrorKind, Readiness,
@@ -16,10 +17,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use uverbs_uapi::object::{UVERBS_OBJECT_CQ, UVERBS_OBJECT_SRQ};
 use uverbs_uapi::wc::ib_uverbs_wc;
@@ -42,6 +43,16 @@ impl Readiness for Watched {
         read: &mut dyn FnMut() -> Result<()>,
     ) -> Poll<Result<()>> {
         if self.0.swap(false, Ordering::Relaxed) { Poll::Ready(read()) } else { Poll::Pending }
+    }
+}
+
+/// A waker that counts its calls.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -105,6 +116,13 @@ for_each_kind! {
     a_request_that_the_kernel_refuses_to_send_is_flushed
     an_inbox_has_receives_posted_when_it_is_made
     an_inbox_deeper_than_the_queue_keeps_it_full
+    an_inbox_posts_in_batches
+    an_inbox_without_another_message_has_all_receives_posted
+    an_inbox_leaves_the_pool_to_others
+    a_shared_inbox_posts_all_receives_that_have_room
+    a_shared_inbox_returns_all_messages_before_the_drivers_end
+    fill_wakes_for_new_receives_only
+    fill_wakes_a_task_that_found_no_buffer
     a_message_shows_no_byte_that_did_not_arrive
     a_datagram_without_a_header_lies_behind_zeros
     an_inbox_of_a_broken_connection_repeats_its_error
@@ -129,16 +147,47 @@ impl Futures {
 
 impl<S: Kind> Futures<S> {
     pub(crate) fn of() -> Futures<S> {
-        let bench = Bench::new();
+        let mut futures = Futures::on(Bench::new());
+        futures.bring_up();
+        futures
+    }
+
+    /// On mlx5, whose sends need no checks, with a queue pair that is connected to itself.
+    pub(crate) fn connected() -> Futures<S> {
+        let futures = Futures::on(Bench::on(Script::mlx5()));
+        connect_to_itself(&futures.bench.context, &futures.qp);
+        futures
+    }
+
+    fn on(bench: Bench) -> Futures<S> {
         let pool = bench.pd.buffer_pool_builder(64).count(64).build().unwrap();
         let (pd, cq, driver) = S::make(&bench);
         let mut cqs = bench.script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_CQ);
         let (_, handle) = cqs.next_back().unwrap();
         let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_recv_wr(4);
         let qp = cq.adopt(builder.max_inline_data(8).build().unwrap()).unwrap();
-        let mut futures = Futures { bench, pd, pool, driver, cq, qp, handle };
-        futures.bring_up();
-        futures
+        Futures { bench, pd, pool, driver, cq, qp, handle }
+    }
+
+    /// Gives the test a queue pair of so many receives.
+    fn with_receives(&mut self, max_recv_wr: u32) {
+        let builder = self.pd.qp_builder(&self.cq, &self.cq, QpType::RC).max_send_wr(1);
+        self.qp = self.cq.adopt(builder.max_recv_wr(max_recv_wr).build().unwrap()).unwrap();
+        self.bring_up();
+    }
+
+    /// How many receives the queue pair has posted.
+    fn posted(&self) -> usize {
+        self.bench.script.pending(self.qp.handle(), Role::Recv) as usize
+    }
+
+    /// Lets a message arrive in the oldest receive of a shared receive queue, and polls the driver.
+    fn receive(&mut self, srq: u32) {
+        let request = self.bench.script.take(srq, Role::Recv).expect("a receive");
+        let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        let wc = ib_uverbs_wc { opcode: WcOpcode::RECV.0, ..wc(self.qp.qpn().0, wr_id) };
+        assert!(self.bench.script.complete(self.handle, wc));
+        assert!(Pin::new(&mut self.driver).poll(&mut cx()).is_pending());
     }
 
     fn srq(&self) -> AsyncSharedReceiveQueue<S> {
@@ -246,6 +295,158 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full<S: Kind>() {
     // More receives than any queue holds.
     drop(inbox);
     drop(futures.qp.inbox(&futures.pool, usize::MAX));
+}
+
+/// While other messages are there, receives are posted when a quarter of the depth is missing.
+fn an_inbox_posts_in_batches<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    futures.with_receives(16);
+    let mut inbox = futures.qp.inbox(&futures.pool, 16);
+    (0..6).for_each(|_| futures.complete(Role::Recv, WcStatus::SUCCESS));
+    for posted in [10, 10, 10, 14, 14, 16] {
+        let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("none") };
+        assert_eq!(futures.posted(), posted);
+    }
+    drop(inbox);
+    // The same on a shared receive queue.
+    let srq = futures.cq.adopt_srq(futures.bench.pd.srq_builder(16).build().unwrap()).unwrap();
+    let handle = srq_handle(&futures.bench);
+    futures.qp = futures.qp_on(&srq);
+    let mut inbox = srq.inbox(&futures.pool, 16);
+    (0..6).for_each(|_| futures.receive(handle));
+    for posted in [10, 10, 10, 14, 14, 16] {
+        let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("none") };
+        assert_eq!(futures.bench.script.pending(handle, Role::Recv), posted);
+    }
+}
+
+/// A peer that may send as many messages as there are receives finds them, although the program does not poll again.
+fn an_inbox_without_another_message_has_all_receives_posted<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    futures.with_receives(8);
+    let mut inbox = futures.qp.inbox(&futures.pool, 8);
+    for _ in 0..20 {
+        futures.complete(Role::Recv, WcStatus::SUCCESS);
+        assert!(matches!(inbox.poll_next(&mut cx()), Poll::Ready(Ok(_))));
+        assert_eq!(futures.posted(), 8);
+    }
+}
+
+/// A waker is cloned while receives are posted.
+fn an_inbox_leaves_the_pool_to_others<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let room = futures.qp.caps().max_recv_wr as usize;
+    let fewest = Arc::new(AtomicUsize::new(64));
+    let (pool, noted) = (futures.pool.clone(), fewest.clone());
+    let waker = waker_of(move || _ = noted.fetch_min(pool.idle(), Ordering::Relaxed));
+    let mut context = Context::from_waker(&waker);
+    let mut inbox = futures.qp.inbox(&futures.pool, usize::MAX);
+    assert!(inbox.poll_next(&mut context).is_pending());
+    for _ in 0..2 * room {
+        futures.complete(Role::Recv, WcStatus::SUCCESS);
+        assert!(matches!(inbox.poll_next(&mut context), Poll::Ready(Ok(_))));
+    }
+    // Those that are posted, one that waits, and one that is tried.
+    let fewest = fewest.load(Ordering::Relaxed);
+    assert!(fewest < 64 && fewest >= 64 - room - 2, "{fewest}");
+}
+
+/// The first one waited for room, and there is room for the others, too.
+fn a_shared_inbox_posts_all_receives_that_have_room<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let make = |futures: &Futures<S>| {
+        futures.cq.adopt_srq(futures.bench.pd.srq_builder(16).build().unwrap()).unwrap()
+    };
+    // A device may grant more than 16.
+    let room = make(&futures).inbox(&futures.pool, 64).fill();
+    let srq = make(&futures);
+    let handle = srq_handle(&futures.bench);
+    futures.qp = futures.qp_on(&srq);
+    let mut others = [(); 4].map(|()| srq.recv(futures.pool.take().unwrap()));
+    others.iter_mut().for_each(|op| assert!(Pin::new(op).poll(&mut cx()).is_pending()));
+    let mut inbox = srq.inbox(&futures.pool, room);
+    assert_eq!(inbox.fill(), room - 4);
+    for op in &mut others {
+        futures.receive(handle);
+        assert!(Pin::new(op).poll(&mut cx()).is_ready());
+    }
+    assert!(inbox.poll_next(&mut cx()).is_pending());
+    assert_eq!(futures.bench.script.pending(handle, Role::Recv) as usize, room);
+}
+
+fn a_shared_inbox_returns_all_messages_before_the_drivers_end<S: Kind>() {
+    for depth in [3, 16] {
+        let mut futures = Futures::<S>::of();
+        let srq = futures.cq.adopt_srq(futures.bench.pd.srq_builder(16).build().unwrap()).unwrap();
+        let handle = srq_handle(&futures.bench);
+        futures.qp = futures.qp_on(&srq);
+        let mut inbox = srq.inbox(&futures.pool, depth);
+        (0..2).for_each(|_| futures.receive(handle));
+        drop(futures.driver);
+        for n in 0..2 {
+            let next = inbox.poll_next(&mut cx());
+            assert!(matches!(next, Poll::Ready(Ok(_))), "message {n} of depth {depth}: {next:?}");
+            inbox.fill();
+        }
+        let Poll::Ready(Err(error)) = inbox.poll_next(&mut cx()) else { panic!("it waits") };
+        assert_eq!(error.kind, OpErrorKind::DriverGone);
+    }
+}
+
+/// A task that keeps receives posted and takes no message would run for ever.
+fn fill_wakes_for_new_receives_only<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let count = Arc::<Count>::default();
+    let (waker, woken) = (Waker::from(count.clone()), &count.0);
+    let srq = futures.srq();
+    let handle = srq_handle(&futures.bench);
+    let mut inbox = futures.qp.inbox(&futures.pool, 4);
+    assert!(inbox.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    futures.complete(Role::Recv, WcStatus::SUCCESS);
+    assert_eq!(woken.load(Ordering::Relaxed), 1, "by the message");
+    (0..3).for_each(|_| assert_eq!(inbox.fill(), 4));
+    assert_eq!(woken.swap(0, Ordering::Relaxed), 1);
+    // A message of an older receive wakes the task that polled last.
+    assert!(inbox.poll_next(&mut Context::from_waker(&waker)).is_ready());
+    inbox.fill();
+    futures.complete(Role::Recv, WcStatus::SUCCESS);
+    assert_eq!(woken.swap(0, Ordering::Relaxed), 1);
+    // Of a shared receive queue.
+    futures.qp = futures.qp_on(&srq);
+    let mut inbox = srq.inbox(&futures.pool, 4);
+    assert!(inbox.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    futures.receive(handle);
+    assert_eq!(woken.load(Ordering::Relaxed), 1, "by the message");
+    (0..3).for_each(|_| assert_eq!(inbox.fill(), 4));
+    assert_eq!(woken.load(Ordering::Relaxed), 1);
+}
+
+fn fill_wakes_a_task_that_found_no_buffer<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let pool = futures.bench.pd.buffer_pool_builder(64).count(2).build().unwrap();
+    let count = Arc::<Count>::default();
+    let (waker, woken) = (Waker::from(count.clone()), &count.0);
+    let mut context = Context::from_waker(&waker);
+    let held = [pool.take().unwrap(), pool.take().unwrap()];
+    let mut inbox = futures.qp.inbox(&pool, 2);
+    assert!(inbox.poll_next(&mut context).is_pending());
+    drop(held);
+    assert_eq!((inbox.fill(), woken.load(Ordering::Relaxed)), (2, 0));
+    futures.complete(Role::Recv, WcStatus::SUCCESS);
+    assert_eq!(woken.swap(0, Ordering::Relaxed), 1, "by the message");
+    drop(inbox);
+    // A receive that is refused is told of once.
+    let builder = futures.pd.qp_builder(&futures.cq, &futures.cq, QpType::RC).max_recv_wr(4);
+    let qp = futures.cq.adopt(builder.build().unwrap()).unwrap();
+    let (pool, mut buffers) = (futures.pool.clone(), Vec::new());
+    buffers.extend(std::iter::from_fn(|| pool.take().ok()));
+    let mut inbox = qp.inbox(&pool, 2);
+    assert!(inbox.poll_next(&mut context).is_pending());
+    drop(buffers);
+    (0..3).for_each(|_| assert_eq!(inbox.fill(), 0));
+    assert_eq!(woken.load(Ordering::Relaxed), 1);
+    let Poll::Ready(Err(error)) = inbox.poll_next(&mut context) else { panic!("it waits") };
+    assert_eq!(error.kind, OpErrorKind::Post(PostError::State(QpState::RESET)));
 }
 
 /// An earlier holder left bytes in the buffer, and completions report any length.

@@ -43,6 +43,11 @@ impl Callback {
     }
 }
 
+/// A waker that calls `act` whenever it is cloned, called or dropped.
+pub(super) fn waker_of(act: impl Fn() + Send + Sync + 'static) -> Waker {
+    Arc::new(Callback { act: Box::new(act), calls: AtomicUsize::new(0) }).waker()
+}
+
 // `Waker::will_wake` compares addresses of tables; a constant may have several.
 static TABLE: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_waker);
 
