@@ -13,7 +13,7 @@ pub(super) struct Deferred {
     failed: Vec<WeakQpHandle>,
     wakers: Vec<Waker>,
     memory: Vec<Memory>,
-    /// As `memory`, in few words.
+    /// Memory that is a buffer, which leaves its slot word by word and not as a payload of 136 bytes.
     buffers: Vec<Buffer>,
     /// Queues in which requests were over while futures waited for room. It is here to be allocated once.
     made_room: Vec<InflightKey>,
@@ -100,10 +100,12 @@ impl Deferred {
             calls.catch(|| wakers.by_ref().for_each(Waker::wake));
         }
         drop(wakers);
-        if !self.buffers.is_empty() {
-            // No code of the program: a pool's pages are the library's.
-            calls.catch(|| self.buffers.clear());
+        // The last buffer of a pool may be the last user of a parent domain, whose allocator is the program's.
+        let mut buffers = self.buffers.drain(..);
+        while buffers.len() > 0 {
+            calls.catch(|| buffers.by_ref().for_each(drop));
         }
+        drop(buffers);
         if !self.memory.is_empty() {
             for memory in self.memory.drain(..) {
                 calls.catch(|| drop(memory));

@@ -692,10 +692,11 @@ impl<W: Readiness, S: Locking> DriverIo for RealIo<'_, W, S> {
     fn poll_cq(&mut self) -> Result<usize> {
         let mut polled = self.shared.polled("poll_cq")?;
         let Polled { cq, queues, over } = &mut *polled;
-        let found = poll(cq, queues.as_ref(), over, POLL_BATCH, self.deferred)?;
+        let found = poll(cq, queues.as_ref(), over, POLL_BATCH, self.deferred);
         drop(polled);
+        // After an error, too: its wakers are not in their slots any more.
         self.deferred.run();
-        Ok(found)
+        Ok(found?)
     }
 
     fn has_users(&self) -> bool {

@@ -24,8 +24,8 @@ pub trait AnyLock<T> {
     /// The value; `None` in a child of the process that made this.
     fn lock(&self) -> Option<Self::Guard<'_>>;
 
-    /// As [`lock`](Self::lock), of a value that refuses by itself what a forked child asks for. A [`LocalLock`] need not look
-    /// then: 5 instructions.
+    /// As [`lock`](Self::lock), for a value whose use begins behind a gate that is shut in a forked child. A [`LocalLock`] need
+    /// not look then: 5 instructions.
     #[inline(always)]
     fn lock_gated(&self) -> Option<Self::Guard<'_>> {
         self.lock()
