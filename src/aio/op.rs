@@ -9,7 +9,7 @@ use crate::lending::loan_table::RECV;
 use crate::owned::{Buffer, Lend, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
-use crate::wr::{PostError, Remote, RingError, SendWr};
+use crate::wr::{PostError, Remote, SendWr};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
@@ -308,39 +308,33 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         if let Transfer::Send = transfer {
             return self.start_send(waker);
         }
-        match transfer {
-            Transfer::Send | Transfer::Write(_) => self.end_failed(),
-            Transfer::Read(from) => self.start_read(from, waker),
-            Transfer::Recv => self.start_recv(waker),
+        if let Transfer::Read(from) = transfer {
+            return self.start_read(from, waker);
         }
+        self.start_recv(waker)
     }
 
     #[inline(never)]
     fn start_send(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_transfer(SendWr::send(&[]), Transfer::Send, waker)
+        self.start_transfer(SendWr::send(&[]), waker)
     }
 
     #[inline(never)]
     fn start_write(&mut self, to: Remote, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_transfer(SendWr::write(to, &[]), Transfer::Write(to), waker)
+        self.start_transfer(SendWr::write(to, &[]), waker)
     }
 
     #[inline(never)]
     fn start_read(&mut self, from: Remote, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_transfer(SendWr::read(from, &[]), Transfer::Read(from), waker)
+        self.start_transfer(SendWr::read(from, &[]), waker)
     }
 
     /// Tries to post a [new](Stage::New) request as most are posted.
     #[inline(always)]
-    fn start_transfer(
-        &mut self,
-        wr: SendWr<'_>,
-        transfer: Transfer,
-        waker: &Waker,
-    ) -> Poll<OpResult<L>> {
+    fn start_transfer(&mut self, wr: SendWr<'_>, waker: &Waker) -> Poll<OpResult<L>> {
         let Op { queue, memory, .. } = self;
-        if memory.as_ref().is_some_and(L::is_program) {
-            return self.start_as(Kind::Transfer(transfer), waker);
+        if memory.as_ref().is_some_and(L::must_be_asked) {
+            return self.start_any(waker);
         }
         match queue.try_post(wr, memory, waker) {
             Tried::Posted(wr_id) => {
@@ -348,21 +342,8 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
                 Poll::Pending
             }
             Tried::Late(wr_id) => self.start_slowly(Some(PostFailure::Late(wr_id)), waker),
-            Tried::NotRung(wr_id, error) => self.start_not_rung(wr_id, error, waker),
-            Tried::No => self.start_slowly(None, waker),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn start_not_rung(&mut self, wr_id: u64, error: RingError, waker: &Waker) -> Poll<OpResult<L>> {
-        match self.queue.not_rung(wr_id, error) {
-            Ok(wr_id) if !self.queue.inflight.is_late(Side::Send) => {
-                self.stage = Stage::Posted(wr_id);
-                Poll::Pending
-            }
-            Ok(wr_id) => self.start_slowly(Some(PostFailure::Late(wr_id)), waker),
-            Err(failed) => self.start_slowly(Some(failed), waker),
+            Tried::Dropped(error) => self.start_slowly(Some(PostFailure::Dropped(error)), waker),
+            Tried::NeedsMore => self.start_any(waker),
         }
     }
 
@@ -371,6 +352,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         self.start_as(Kind::Transfer(Transfer::Recv), waker)
     }
 
+    /// Tries to post a [new](Stage::New) request, whatever it needs.
     #[inline(never)]
     fn start_any(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
         let Stage::New(request) = self.stage else { return self.end_failed() };
@@ -459,7 +441,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     /// The same of a receive.
     #[inline(never)]
     fn poll_recv(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
-        self.poll_posted(wr_id | RECV, waker)
+        self.poll_posted(wr_id, waker)
     }
 
     /// The same, of a request whose end is not in its slot.

@@ -46,7 +46,10 @@ impl<S: Locking> AsyncQueuePair<S> {
         driver: Arc<DriverHandle<S>>,
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
-        let posting = Posting::Qp(S::Lock::new(qp));
+        let posting = match qp.checks_all_sends() {
+            false => Posting::Qp(S::Lock::new(qp)),
+            true => Posting::CheckedQp(S::Lock::new(qp)),
+        };
         AsyncQueuePair { control, queue: Queue::new(posting, inflight, key, driver) }
     }
 
@@ -180,9 +183,10 @@ mod tests {
     use crate::aio::OpErrorKind;
     use crate::aio::queue::Posting;
     use crate::owned::{Lend, Memory};
+    use crate::sync::fork::in_child;
     use crate::sync::lock::{AnyLock, in_child_while_held};
-    use crate::tests::futures::{Futures, cx};
-    use crate::{Exclusive, PostError, QpType, SendWr};
+    use crate::tests::futures::{Futures, Kind, cx};
+    use crate::{Access, Exclusive, PostError, QpType, SendWr, Shared};
     use std::cell::Cell;
     use std::future::Future;
     use std::pin::Pin;
@@ -205,13 +209,40 @@ mod tests {
             assert!(cq.adopt_on(spare.take().unwrap(), &srq).unwrap_err().error.is_forked());
             assert!(format!("{srq:?}").contains("forked"));
         };
-        let (Posting::Qp(of_qp), Posting::Srq(of_srq)) =
+        let (Posting::Qp(of_qp) | Posting::CheckedQp(of_qp), Posting::Srq(of_srq)) =
             (&qp.queue().posting, &srq.queue().posting)
         else {
             panic!("a queue pair, and a shared receive queue")
         };
         in_child_while_held(|| of_qp.lock(), child);
         in_child_while_held(|| of_srq.lock(), child);
+    }
+
+    /// On mlx5, where a send in the parent needs no check and no system call.
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_writes_nothing_on_mlx5() {
+        fn refused<S: Kind>() {
+            let futures = Futures::<S>::connected();
+            let region = futures.bench.pd.mr_builder().access(Access::ALL_REMOTE);
+            let region = region.allocate::<u64>(1).unwrap();
+            let to = region.remote(0).unwrap();
+            let write = || {
+                let mut write = futures.qp.write(to, futures.pool.copy(&[7; 8]).unwrap());
+                let end = Pin::new(&mut write).poll(&mut cx());
+                (end, write)
+            };
+            in_child(|| {
+                let (Poll::Ready(Err(error)), _) = write() else { panic!("it was posted") };
+                assert_eq!(error.kind, OpErrorKind::Post(PostError::Forked));
+                assert!(error.memory.is_some());
+            });
+            let (Poll::Pending, write) = write() else { panic!("it was not posted") };
+            futures.bench.script.settle();
+            assert!(write.is_posted() && region.read_at(0) == Some(u64::from_ne_bytes([7; 8])));
+        }
+        refused::<Shared>();
+        refused::<Exclusive>();
     }
 
     /// The memory is dropped with the batch, so that there is none to give back.

@@ -27,7 +27,10 @@ pub(super) struct Queue<S: Locking> {
 
 /// The owned queue that the requests are posted to.
 pub(super) enum Posting<S: Locking> {
+    /// A queue pair whose sends may need no check.
     Qp(S::Lock<OwnedQueuePair<OpTag, S>>),
+    /// A queue pair whose sends all need checks. Only its variant tells, which [`Queue::try_post`] looks at anyway.
+    CheckedQp(S::Lock<OwnedQueuePair<OpTag, S>>),
     Srq(S::Lock<OwnedSharedReceiveQueue<OpTag>>),
 }
 
@@ -35,7 +38,7 @@ impl<S: Locking> Drop for Queue<S> {
     fn drop(&mut self) {
         // Both call wakers, or drop memory, of the program.
         let mut calls = FirstPanic::default();
-        if let Posting::Qp(posting) = &mut self.posting {
+        if let Posting::Qp(posting) | Posting::CheckedQp(posting) = &mut self.posting {
             if let Some(qp) = posting.get_mut() {
                 if qp.shares_receives() {
                     // Without a reset, the completions of its receives would be lost, and their places in the
@@ -76,10 +79,10 @@ pub(super) enum Tried {
     Posted(u64),
     /// The same, while the driver ended.
     Late(u64),
-    /// It was pushed, with this `wr_id`, and not rung.
-    NotRung(u64, RingError),
+    /// The queue was not rung, and the batch was dropped with the memory. No request stays queued: only rxe's do.
+    Dropped(RingError),
     /// It takes another way: nothing has happened, and the memory is there.
-    No,
+    NeedsMore,
 }
 
 impl PostFailure {
@@ -110,8 +113,8 @@ impl<S: Locking> Queue<S> {
         Arc::new(Queue { posting, inflight, key, driver })
     }
 
-    /// Posts a send, a write or a read as most are: nobody waits, there is room, memory need not be asked, and the request
-    /// needs no further check.
+    /// Posts a send, a write or a read as most are on mlx5: nobody waits, there is room, memory need not be asked, and the
+    /// request needs no further check. On rxe each needs more, which is known before anything is done.
     ///
     /// Nothing that is out of line comes back into this function, so that the batch stays in registers: 30 instructions.
     #[inline(always)]
@@ -122,27 +125,27 @@ impl<S: Locking> Queue<S> {
         waker: &Waker,
     ) -> Tried {
         let inflight = &*self.inflight;
+        let Posting::Qp(posting) = &self.posting else { return Tried::NeedsMore };
         // Cloned while no lock is held, and dropped after `qp`.
         let waker = waker.clone();
         // After that, which is code of the program: nothing else breaks the queue of a worker before the request is posted.
         if inflight.is_busy(Side::Send) {
-            return Tried::No;
+            return Tried::NeedsMore;
         }
-        let Posting::Qp(posting) = &self.posting else { return Tried::No };
-        let Some(mut qp) = posting.lock_gated() else { return Tried::No };
-        let Ok(mut batch) = qp.send_batch() else { return Tried::No };
-        let Some(lent) = memory.take() else { return Tried::No };
+        let Some(mut qp) = posting.lock_gated() else { return Tried::NeedsMore };
+        let Ok(mut batch) = qp.send_batch() else { return Tried::NeedsMore };
+        let Some(lent) = memory.take() else { return Tried::NeedsMore };
         if let Err(refused) = batch.try_push(wr, lent, self.tag(waker)) {
             drop(batch);
             drop(qp);
             return keep_for_later(refused, memory);
         }
-        let wr_id = batch.only();
+        let wr_id = batch.only_wr_id();
         let rung = S::ring_one(batch, self.driver.token());
         // Each arm releases the lock by itself: a common end would look once more which arm it came from.
         if let Err(error) = rung {
             drop(qp);
-            return Tried::NotRung(wr_id, error);
+            return Tried::Dropped(error);
         }
         drop(qp);
         if !S::ONE_THREAD && inflight.is_late(Side::Send) {
@@ -239,7 +242,7 @@ impl<S: Locking> Queue<S> {
             (Posting::Qp(posting), Side::Send) => {
                 let Some(mut qp) = posting.lock() else { return };
                 let Ok(mut batch) = qp.send_batch() else { return };
-                while let Some((request, memory)) = take_easy(waiting) {
+                while let Some((request, memory)) = pop_unasked(waiting) {
                     let tag = self.unwatched();
                     let pushed = match request.kind() {
                         Kind::Transfer(Transfer::Write(to)) => {
@@ -267,7 +270,7 @@ impl<S: Locking> Queue<S> {
                 }
                 S::ring(batch, self.driver.token())
             }
-            (Posting::Qp(posting), Side::Recv) => {
+            (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Recv) => {
                 let Some(mut qp) = posting.lock() else { return };
                 let Ok(batch) = qp.recv_batch() else { return };
                 self.try_post_recvs(batch, waiting, posted)
@@ -277,7 +280,7 @@ impl<S: Locking> Queue<S> {
                 let Ok(batch) = srq.batch() else { return };
                 self.try_post_recvs(batch, waiting, posted)
             }
-            (Posting::Srq(_), Side::Send) => return,
+            (Posting::CheckedQp(_) | Posting::Srq(_), Side::Send) => return,
         };
         if let Err(error) = rung {
             self.list_not_rung(error, posted.range_mut(before..));
@@ -295,7 +298,7 @@ impl<S: Locking> Queue<S> {
         waiting: &mut VecDeque<(R, L)>,
         posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
     ) -> Result<(), RingError> {
-        while let Some((request, memory)) = take_easy(waiting) {
+        while let Some((request, memory)) = pop_unasked(waiting) {
             if request.kind().side() != Side::Recv {
                 waiting.push_front((request, memory));
                 break;
@@ -306,7 +309,7 @@ impl<S: Locking> Queue<S> {
             }
             posted.push_back(Ok(batch.last()));
         }
-        batch.ring().or_else(kept)
+        batch.ring().or_else(ok_if_queued)
     }
 
     /// Posts requests of one side from the front of `waiting`, with one doorbell, until one of the other side. In `posted` each
@@ -326,7 +329,7 @@ impl<S: Locking> Queue<S> {
         posted.reserve(waiting.len());
         let before = posted.len();
         let (pushed, rung) = match (&self.posting, side) {
-            (Posting::Qp(posting), Side::Send) => {
+            (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Send) => {
                 let mut qp = posting.lock().ok_or(PostError::Forked)?;
                 let mut batch = qp.send_batch()?;
                 let pushed =
@@ -357,7 +360,7 @@ impl<S: Locking> Queue<S> {
                 };
                 (pushed, rung)
             }
-            (Posting::Qp(posting), Side::Recv) => {
+            (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Recv) => {
                 let mut qp = posting.lock().ok_or(PostError::Forked)?;
                 self.post_recv_list(qp.recv_batch()?, waiting, answers, posted)
             }
@@ -386,7 +389,7 @@ impl<S: Locking> Queue<S> {
             push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
             Some(batch.last())
         });
-        (pushed, batch.ring().or_else(kept))
+        (pushed, batch.ring().or_else(ok_if_queued))
     }
 
     /// As [`not_rung`](Self::not_rung), for all requests of a batch.
@@ -405,7 +408,8 @@ impl<S: Locking> Queue<S> {
         }
     }
 
-    /// How a request ended whose loan is [settled](Inflight::take_settled); frees the slot.
+    /// How a request ended whose loan is [settled](Inflight::take_settled); frees the slot. Never pending: the future returns
+    /// it as it is.
     #[inline(always)]
     pub(super) fn end_of_settled<L: Lend>(
         &self,
@@ -415,43 +419,43 @@ impl<S: Locking> Queue<S> {
         // Looked at first, so that nothing is to be dropped afterwards: 20 instructions. Each arm ends in a call or in values
         // that are in registers: results that meet in memory are copied once more, 24 instructions.
         let Some(outcome) = self.inflight.sent_in(&loan) else {
-            return self.end_of_other(wr_id, loan);
+            return self.end_of_buffer(wr_id, loan);
         };
         match open_buffer(loan) {
             Ok((buffer, _tag, slot)) => {
                 drop(slot);
                 Poll::Ready(end(Memory::Buffer(buffer), outcome))
             }
-            Err(loan) => self.end_of_other(wr_id, loan),
+            Err(loan) => self.end_of_buffer(wr_id, loan),
         }
     }
 
     /// The same for any other request than a send or a write of a buffer that succeeded.
     #[inline(never)]
-    fn end_of_other<L: Lend>(
+    fn end_of_buffer<L: Lend>(
         &self,
         wr_id: u64,
         loan: ReturnedLoan<'_, Lent<OpTag>>,
     ) -> Poll<OpResult<L>> {
-        if let Some(outcome) = self.inflight.outcome_in(&loan) {
-            match open_buffer(loan) {
-                Ok((mut buffer, _tag, slot)) => {
-                    drop(slot);
-                    if wr_id & RECV != 0 {
-                        // Bytes behind the message are of an earlier use of the buffer.
-                        buffer.truncate(outcome.filled());
-                    }
-                    return Poll::Ready(end(Memory::Buffer(buffer), outcome));
+        let Some(outcome) = self.inflight.outcome_in(&loan) else {
+            return self.end_of_memory(wr_id, loan);
+        };
+        match open_buffer(loan) {
+            Ok((mut buffer, _tag, slot)) => {
+                drop(slot);
+                if wr_id & RECV != 0 {
+                    // Bytes behind the message are of an earlier use of the buffer.
+                    buffer.truncate(outcome.filled());
                 }
-                Err(loan) => return self.end_of_large(wr_id, loan),
+                Poll::Ready(end(Memory::Buffer(buffer), outcome))
             }
+            Err(loan) => self.end_of_memory(wr_id, loan),
         }
-        self.end_of_large(wr_id, loan)
     }
 
     /// The same for memory that is no [`Buffer`](crate::owned::Buffer).
     #[inline(never)]
-    fn end_of_large<L: Lend>(
+    fn end_of_memory<L: Lend>(
         &self,
         wr_id: u64,
         loan: ReturnedLoan<'_, Lent<OpTag>>,
@@ -495,7 +499,7 @@ impl<S: Locking> Queue<S> {
         waker: Waker,
         failed: &mut Option<PostFailure>,
     ) -> Option<u64> {
-        let Posting::Qp(posting) = &self.posting else {
+        let (Posting::Qp(posting) | Posting::CheckedQp(posting)) = &self.posting else {
             return or_fail(Err(PostError::Unsupported), failed);
         };
         let mut qp = or_fail(posting.lock().ok_or(PostError::Forked), failed)?;
@@ -517,7 +521,7 @@ impl<S: Locking> Queue<S> {
         failed: &mut Option<PostFailure>,
     ) -> Option<u64> {
         match &self.posting {
-            Posting::Qp(posting) => {
+            Posting::Qp(posting) | Posting::CheckedQp(posting) => {
                 let mut qp = or_fail(posting.lock().ok_or(PostError::Forked), failed)?;
                 let mut batch = or_fail(qp.recv_batch(), failed)?;
                 push_recv(&mut batch, memory, named, self.tag(waker), failed)?;
@@ -534,7 +538,7 @@ impl<S: Locking> Queue<S> {
 
     /// Returns the `wr_id` of a request that completes nevertheless.
     #[cold]
-    pub(super) fn not_rung(&self, wr_id: u64, error: RingError) -> Result<u64, PostFailure> {
+    fn not_rung(&self, wr_id: u64, error: RingError) -> Result<u64, PostFailure> {
         let RingError::StillQueued(_) = error else { return Err(PostFailure::Dropped(error)) };
         // The request stays in the queue, where the device does not look: flush it. If that fails, the device is gone,
         // and completes nothing.
@@ -614,15 +618,15 @@ fn push_recv<L: Lend>(
 }
 
 /// Receives that stay queued are received into.
-fn kept(error: RingError) -> Result<(), RingError> {
+fn ok_if_queued(error: RingError) -> Result<(), RingError> {
     if error.stays_queued() { Ok(()) } else { Err(error) }
 }
 
 /// The first request, unless its memory has to be asked, which may not happen under a lock.
 #[inline(always)]
-fn take_easy<L: Lend, R>(waiting: &mut VecDeque<(R, L)>) -> Option<(R, L)> {
+fn pop_unasked<L: Lend, R>(waiting: &mut VecDeque<(R, L)>) -> Option<(R, L)> {
     match waiting.front() {
-        Some((_, memory)) if memory.is_program() => None,
+        Some((_, memory)) if memory.must_be_asked() => None,
         _ => waiting.pop_front(),
     }
 }
@@ -692,7 +696,7 @@ fn end_of_any<L: Lend>(wr_id: u64, mut memory: Memory, outcome: Outcome) -> OpRe
 #[inline(never)]
 fn keep_for_later<L>(refused: PushError<L, OpTag>, memory: &mut Option<L>) -> Tried {
     *memory = Some(refused.memory);
-    Tried::No
+    Tried::NeedsMore
 }
 
 /// Gives the memory of a refused request back.

@@ -100,7 +100,7 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     fn lock(&self) -> Option<SrqGuard<'_, S>> {
         match &self.queue.posting {
             Posting::Srq(srq) => srq.lock(),
-            Posting::Qp(_) => None,
+            Posting::Qp(_) | Posting::CheckedQp(_) => None,
         }
     }
 }

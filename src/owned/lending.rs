@@ -150,9 +150,10 @@ mod sealed {
             None
         }
 
-        /// Whether it is such memory.
+        /// Whether it is such memory, which [`named`](Self::named) asks. Only [`Memory`](super::Memory) looks at its value; of
+        /// any other type it is a constant.
         #[inline(always)]
-        fn is_program(&self) -> bool {
+        fn must_be_asked(&self) -> bool {
             false
         }
     }
@@ -598,7 +599,7 @@ impl HasSge for Memory {
     }
 
     #[inline(always)]
-    fn is_program(&self) -> bool {
+    fn must_be_asked(&self) -> bool {
         matches!(self, Memory::Program(_))
     }
 }

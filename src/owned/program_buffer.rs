@@ -212,7 +212,7 @@ impl<B: RegisteredBuffer> HasSge for B {
     }
 
     #[inline(always)]
-    fn is_program(&self) -> bool {
+    fn must_be_asked(&self) -> bool {
         true
     }
 }

@@ -57,6 +57,11 @@ pub struct OwnedQueuePair<T, S: Sharing = Shared> {
 }
 
 impl<T, S: Sharing> OwnedQueuePair<T, S> {
+    /// Whether each send needs checks that [`OwnedSendBatch::try_push`] does not make, as on rxe.
+    pub(crate) fn checks_all_sends(&self) -> bool {
+        self.qp.send.checks_all()
+    }
+
     pub(super) fn new(
         qp: QueuePair<S>,
         adopted: Arc<AdoptedQp<T>>,
@@ -297,8 +302,9 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         memory.lend_in_slot(RequestSlot(slot), tag, AppendSend { batch, wr: wr.signaled() })
     }
 
-    /// As [`push`](Self::push), for a request that needs no further check; any error means that it does, or that there is no
-    /// room. Nothing is out of line: where `push` and `ring` follow each other, the batch stays in registers.
+    /// As [`push`](Self::push), for a request that needs no further check. Of an error only memory and tag count: it may need
+    /// a check, or find no room. Nothing is out of line: where `push` and `ring` follow each other, the batch stays in
+    /// registers.
     #[inline(always)]
     pub(crate) fn try_push<L: Lend>(
         &mut self,
@@ -314,7 +320,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
             Ok(slot) => slot,
             Err(error) => return Err(PushError { memory, tag, error }),
         };
-        memory.lend_in_slot(RequestSlot(slot), tag, AppendUnchecked { batch, wr: wr.signaled() })
+        memory.lend_in_slot(RequestSlot(slot), tag, AppendCommon { batch, wr: wr.signaled() })
     }
 
     /// As [`push`](Self::push), for a request that raises no completion of its own if it succeeds: its memory
@@ -385,7 +391,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
 
     /// The `wr_id` of the only request that was pushed.
     #[inline(always)]
-    pub(crate) fn only(&self) -> u64 {
+    pub(crate) fn only_wr_id(&self) -> u64 {
         self.lender.loans.only()
     }
 
@@ -563,13 +569,13 @@ impl<S: Sharing> Append for AppendSend<'_, '_, '_, S> {
     }
 }
 
-/// Appends a send that needs no further check.
-struct AppendUnchecked<'b, 'q, 'w, S: Sharing> {
+/// Appends a send by the provider's common way, or fails with any error.
+struct AppendCommon<'b, 'q, 'w, S: Sharing> {
     batch: &'b mut SendBatch<'q, S>,
     wr: SendWr<'w>,
 }
 
-impl<S: Sharing> Append for AppendUnchecked<'_, '_, '_, S> {
+impl<S: Sharing> Append for AppendCommon<'_, '_, '_, S> {
     #[inline(always)]
     fn append(self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
         match self.batch.try_push_lent(&self.wr.id(wr_id), memory) {

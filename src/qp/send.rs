@@ -69,6 +69,11 @@ impl<S: Sharing> SendQueue<S> {
         matches!(&self.ring, SendRing::Mlx5(ring) if ring.owns_register())
     }
 
+    /// Whether [`SendBatch::try_push_lent`] pushes nothing.
+    pub(crate) fn checks_all(&self) -> bool {
+        matches!(self.ring, SendRing::Rxe(_))
+    }
+
     pub(super) fn into_ring(self) -> (SendRing, Gate) {
         (self.ring, self.context.gate)
     }

@@ -8,7 +8,7 @@
 
 use super::futures::{Futures, Kind, cx, for_each_kind};
 use super::wc;
-use crate::aio::{Message, Op, OpErrorKind};
+use crate::aio::{Message, Op, OpErrorKind, Transfer};
 use crate::owned::{Buffer, RegionSge, RegisteredBuffer};
 use crate::uverbs::scripted::Role;
 use crate::{Access, QpType, WcOpcode, WcStatus};
@@ -22,6 +22,7 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 
 for_each_kind! {
     a_waker_that_panics_in_any_call_costs_no_request
+    a_waker_that_panics_in_any_call_costs_no_write_on_mlx5
     a_waker_that_panics_in_any_call_costs_no_message
     memory_that_panics_when_it_is_asked_is_lent_later
     a_future_whose_waker_panics_is_dropped_by_a_panic
@@ -143,6 +144,44 @@ fn a_waker_that_panics_in_any_call_costs_no_request<S: Kind>() {
         }
         assert!(ended.iter().all(|ended| *ended), "{ended:?}");
         drop(ops);
+        assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, 64));
+    });
+}
+
+/// Writes that need no check, and all of them together as a list.
+fn a_waker_that_panics_in_any_call_costs_no_write_on_mlx5<S: Kind>() {
+    each_call(|waker| {
+        let mut futures = Futures::<S>::connected();
+        let region = futures.bench.pd.mr_builder().access(Access::ALL_REMOTE);
+        let region = region.allocate::<u64>(1).unwrap();
+        let to = region.remote(0).unwrap();
+        let room = futures.qp.caps().max_send_wr as usize;
+        let word = || futures.pool.copy(&7u64.to_ne_bytes()).unwrap();
+        let mut ops: Vec<_> = (0..room + 2).map(|_| futures.qp.write(to, word())).collect();
+        let mut list = futures.qp.post_all((0..room + 2).map(|_| (Transfer::Write(to), word())));
+        let mut ended = vec![false; ops.len()];
+        let mut ends = 0;
+        for (at, op) in ops.iter_mut().enumerate() {
+            let waker = if at == 0 { Waker::noop() } else { waker };
+            assert!(again(|| poll(op, waker)).is_pending());
+        }
+        for _ in 0..2 * ops.len() {
+            futures.bench.script.settle();
+            let polled = || assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+            again(polled);
+            for (op, ended) in ops.iter_mut().zip(&mut ended) {
+                if !*ended {
+                    *ended = again(|| poll(op, waker)) == Poll::Ready(true);
+                }
+            }
+            let mut context = Context::from_waker(waker);
+            while let Poll::Ready(Some(end)) = again(|| list.poll_next(&mut context)) {
+                ends += usize::from(end.is_ok());
+            }
+        }
+        assert!(ended.iter().all(|ended| *ended), "{ended:?}");
+        assert_eq!((ends, region.read_at(0)), (ops.len(), Some(7)));
+        drop((ops, list));
         assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, 64));
     });
 }
