@@ -488,6 +488,16 @@ impl CompletionQueue {
         Ok(found)
     }
 
+    /// The queue of an mlx5 device.
+    pub(crate) fn mlx5(&self) -> Option<&mlx5::cq::Mlx5Cq> {
+        if let CqRing::Mlx5(ring) = &self.ring { Some(ring) } else { None }
+    }
+
+    /// As [`mlx5`](Self::mlx5), to change.
+    pub(crate) fn mlx5_mut(&mut self) -> Option<&mut mlx5::cq::Mlx5Cq> {
+        if let CqRing::Mlx5(ring) = &mut self.ring { Some(ring) } else { None }
+    }
+
     /// Whether [`poll_direct`](Self::poll_direct) returns `Some`.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.ring, CqRing::Mlx5(_))

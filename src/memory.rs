@@ -18,6 +18,7 @@ pub(crate) mod mapping;
 pub(crate) mod mmio_page;
 pub(crate) mod mmio_window;
 pub(crate) mod pointer;
+pub(crate) mod queue_layout;
 pub(crate) mod queue_memory;
 #[cfg(test)]
 pub(crate) mod recorded_order;

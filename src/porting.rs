@@ -132,6 +132,8 @@
 //! | C | here |
 //! |---|---|
 //! | `mlx5dv_query_device`, `struct mlx5dv_cqe_comp_caps` | [`mlx5::query_device`](crate::mlx5::query_device), a [`ContextAttr`](crate::mlx5::ContextAttr) |
+//! | `mlx5dv_init_obj` of queues: `struct mlx5dv_qp`, `struct mlx5dv_cq`, `struct mlx5dv_srq` | [`mlx5::RawQueuePair`](crate::mlx5::RawQueuePair), [`mlx5::RawCompletionQueue`](crate::mlx5::RawCompletionQueue), [`mlx5::RawSharedReceiveQueue`](crate::mlx5::RawSharedReceiveQueue), whose `layout` has addresses and numbers |
+//! | `struct mlx5dv_ah`, `struct mlx5dv_dm`, `struct mlx5dv_pd` | [`mlx5::address_vector`](crate::mlx5::address_vector), [`mlx5::device_memory_address`](crate::mlx5::device_memory_address), [`mlx5::pd_number`](crate::mlx5::pd_number) |
 //! | `mlx5dv_devx_alloc_uar`, `mlx5dv_devx_free_uar` | [`mlx5::Uar`](crate::mlx5::Uar) |
 //! | `mlx5dv_alloc_var`, `mlx5dv_free_var` | [`mlx5::Var`](crate::mlx5::Var) |
 //! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |

@@ -40,6 +40,8 @@ use crate::first_panic::FirstPanic;
 use crate::number::Qpn;
 use crate::object::Object;
 use crate::pd::{PdInner, Shared, Sharing};
+use crate::provider::mlx5::rq::Mlx5Rq;
+use crate::provider::mlx5::sq::Mlx5Sq;
 use crate::provider::{Member, NamedAddresses, QueueResources};
 use crate::srq::SrqInner;
 use crate::sync::lock::{Guard, Lock};
@@ -329,6 +331,16 @@ impl<S: Sharing> QueuePair<S> {
             return Err(error.with(parts));
         }
         Ok(QueuePair { send: parts.send, recv: parts.recv, control: parts.control })
+    }
+
+    /// The queues of an mlx5 device.
+    pub(crate) fn mlx5(&self) -> Option<(&Mlx5Sq, Option<&Mlx5Rq>)> {
+        Some((self.send.mlx5()?, self.recv.as_ref().and_then(RecvQueue::mlx5)))
+    }
+
+    /// As [`mlx5`](Self::mlx5), to change.
+    pub(crate) fn mlx5_mut(&mut self) -> Option<(&mut Mlx5Sq, Option<&mut Mlx5Rq>)> {
+        Some((self.send.mlx5_mut()?, self.recv.as_mut().and_then(RecvQueue::mlx5_mut)))
     }
 
     /// Starts a batch of sends; see [`SendQueue::batch`].

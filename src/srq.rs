@@ -11,6 +11,7 @@ use crate::memory::gate::Gate;
 use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
+use crate::provider::mlx5::srq::Mlx5Srq;
 use crate::provider::{
     self, CreateRequest, CreatedSrq, Member, QueueResources, SharedReceives, SrqInitAttr, SrqRing,
 };
@@ -338,6 +339,11 @@ impl SrqBuilder {
 }
 
 impl SharedReceiveQueue {
+    /// The queue of an mlx5 device.
+    pub(crate) fn mlx5_mut(&mut self) -> Option<&mut Mlx5Srq> {
+        if let SrqRing::Mlx5(ring) = &mut self.ring { Some(ring) } else { None }
+    }
+
     /// Starts a batch of receives.
     ///
     /// # Errors

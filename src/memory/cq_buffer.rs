@@ -49,6 +49,11 @@ impl CqBuffer {
         self.memory.epoch()
     }
 
+    /// The first CQE, from its first byte on.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base.wrapping_sub(self.size() - CORE)
+    }
+
     #[cfg(test)]
     pub(crate) fn memory(&self) -> &Arc<QueueMemory> {
         &self.memory

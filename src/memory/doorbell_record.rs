@@ -85,6 +85,11 @@ impl DoorbellRecord {
         self.base.as_ptr().expose_provenance() as u64
     }
 
+    /// The record's two words, big-endian.
+    pub(crate) fn as_ptr(&self) -> *mut u32 {
+        self.base.as_ptr().cast()
+    }
+
     /// The record's own memory, if it is not in a shared page.
     pub(crate) fn memory(&self) -> Option<&QueueMemory> {
         self.memory.as_ref()
@@ -98,7 +103,7 @@ impl DoorbellRecord {
 
     /// The word `N`, 0 or 1, for the ring that writes it.
     pub(crate) fn word<const N: usize>(self: &Arc<Self>) -> RecordWord<N> {
-        RecordWord { place: self.place(N), _record: self.clone() }
+        RecordWord { place: self.place(N), record: self.clone() }
     }
 
     fn place(&self, n: usize) -> *mut Be32 {
@@ -134,7 +139,7 @@ impl Drop for DoorbellRecord {
 #[derive(Debug)]
 pub(crate) struct RecordWord<const N: usize> {
     place: *mut Be32,
-    _record: Arc<DoorbellRecord>,
+    record: Arc<DoorbellRecord>,
 }
 
 // SAFETY: see `DoorbellRecord`.
@@ -143,9 +148,8 @@ unsafe impl<const N: usize> Send for RecordWord<N> {}
 unsafe impl<const N: usize> Sync for RecordWord<N> {}
 
 impl<const N: usize> RecordWord<N> {
-    #[cfg(test)]
     pub(crate) fn record(&self) -> &Arc<DoorbellRecord> {
-        &self._record
+        &self.record
     }
 
     /// Stores the index for the device. The caller orders the stores that the index announces before it.
@@ -153,7 +157,7 @@ impl<const N: usize> RecordWord<N> {
     pub(crate) fn set(&self, value: u32) {
         #[cfg(test)]
         record_step(RecordedStep::Record(N));
-        // SAFETY: inside and aligned since `word` made it, and alive as long as `_record`; volatile
+        // SAFETY: inside and aligned since `word` made it, and alive as long as `record`; volatile
         // because the device reads it at any time.
         unsafe { self.place.write_volatile(Be32::new(value)) };
     }

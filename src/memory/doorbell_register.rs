@@ -85,6 +85,16 @@ impl DoorbellRegister {
         })
     }
 
+    /// The register, which its mapping keeps mapped.
+    pub(crate) fn as_ptr(&self) -> *mut u64 {
+        self.base
+    }
+
+    /// Bytes of each of the two buffers; 0 where the register takes doorbells only.
+    pub(crate) fn buffer(&self) -> usize {
+        self.buffer
+    }
+
     /// Whether the device is in this process, so that [`tell`](Self::tell) must follow each ring.
     pub(crate) fn is_hosted(&self) -> bool {
         self.mapping.is_hosted()
@@ -224,6 +234,11 @@ impl DoorbellRegisterWord {
         const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };
         // SAFETY: inside and aligned since `DoorbellRegister::new`, in the mapping that the register keeps.
         unsafe { store_word(self.place, word) };
+    }
+
+    /// The register, which its mapping keeps mapped.
+    pub(crate) fn as_ptr(&self) -> *mut u64 {
+        self.place
     }
 
     /// Tells a device in this process of the ring.

@@ -36,6 +36,10 @@ impl MmioPage {
         MmioPage { base: mapping.as_ptr(), mapping }
     }
 
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.mapping.len()
     }

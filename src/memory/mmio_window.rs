@@ -39,6 +39,11 @@ impl MmioWindow {
         })
     }
 
+    /// The first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base.cast()
+    }
+
     /// Whether the caller runs in a child of the process that mapped the memory, where it is not
     /// mapped.
     pub(crate) fn is_inherited(&self) -> bool {

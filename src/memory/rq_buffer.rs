@@ -49,6 +49,11 @@ impl<T, const LEAST: usize> RqBuffer<T, LEAST> {
         &self.segments
     }
 
+    /// The first WQE.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.segments.base().cast()
+    }
+
     /// The index of a WQE's first segment.
     pub(crate) fn first(&self, index: u32) -> u32 {
         index << self.log

@@ -72,8 +72,13 @@ impl Wqebbs {
         (end <= self.end).then_some(WqebbRun { first })
     }
 
+    /// The first WQEBB.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.segments.base().cast()
+    }
+
     /// The number of WQEBBs.
-    pub(super) fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.mask / SPAN + 1
     }
 

@@ -27,6 +27,14 @@ impl DoorbellPage {
         self.page.len()
     }
 
+    /// The first byte of the page, for code that rings without this library. It stays mapped as long as this exists, and
+    /// takes no stores where the device is in this process.
+    #[doc(alias = "reg_addr")]
+    #[doc(alias = "base_addr")]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.page.as_ptr()
+    }
+
     /// Stores 16 bits, the least significant byte first. A virtio doorbell is the number of the queue that has
     /// work.
     ///

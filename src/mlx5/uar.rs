@@ -93,6 +93,12 @@ impl Uar {
         self.page.length as usize
     }
 
+    /// The offset at which the context's file maps the page.
+    #[doc(alias = "mmap_off")]
+    pub fn mmap_offset(&self) -> u64 {
+        self.page.offset
+    }
+
     /// The kernel's handle of the UAR, a number within its file.
     pub fn handle(&self) -> u32 {
         self.object.handle()

@@ -2,6 +2,7 @@
 
 use super::{QpHandle, QpState, QpType};
 use crate::memory::gate::Gate;
+use crate::provider::mlx5::rq::Mlx5Rq;
 use crate::provider::{RecvCursor, RecvRing, RecvRingMut};
 use crate::wr::{PostError, RecvWr, RingError, Sge};
 use std::num::NonZeroU8;
@@ -49,6 +50,16 @@ impl RecvQueue {
     pub(super) fn new(qp: QpHandle, ring: RecvRing, gate: Gate) -> Self {
         let least_level = first_state(qp.qp_type).gate_level();
         RecvQueue { qp, ring, gate, least_level }
+    }
+
+    /// The queue of an mlx5 device.
+    pub(super) fn mlx5(&self) -> Option<&Mlx5Rq> {
+        if let RecvRing::Mlx5(ring) = &self.ring { Some(ring) } else { None }
+    }
+
+    /// As [`mlx5`](Self::mlx5), to change.
+    pub(super) fn mlx5_mut(&mut self) -> Option<&mut Mlx5Rq> {
+        if let RecvRing::Mlx5(ring) = &mut self.ring { Some(ring) } else { None }
     }
 
     pub(super) fn into_ring(self) -> (RecvRing, Gate) {

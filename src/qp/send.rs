@@ -4,6 +4,7 @@ use super::{QpHandle, QpState};
 use crate::identity::Identity;
 use crate::memory::gate::Gate;
 use crate::pd::{Exclusive, Shared, Sharing};
+use crate::provider::mlx5::sq::Mlx5Sq;
 use crate::provider::{SendCursor, SendRing, SendRingMut};
 use crate::td::ThreadDomain;
 use crate::uverbs::doorbell::Doorbell;
@@ -72,6 +73,16 @@ impl<S: Sharing> SendQueue<S> {
     /// Whether [`SendBatch::try_push_lent`] pushes nothing.
     pub(crate) fn checks_all(&self) -> bool {
         matches!(self.ring, SendRing::Rxe(_))
+    }
+
+    /// The queue of an mlx5 device.
+    pub(super) fn mlx5(&self) -> Option<&Mlx5Sq> {
+        if let SendRing::Mlx5(ring) = &self.ring { Some(ring) } else { None }
+    }
+
+    /// As [`mlx5`](Self::mlx5), to change.
+    pub(super) fn mlx5_mut(&mut self) -> Option<&mut Mlx5Sq> {
+        if let SendRing::Mlx5(ring) = &mut self.ring { Some(ring) } else { None }
     }
 
     pub(super) fn into_ring(self) -> (SendRing, Gate) {

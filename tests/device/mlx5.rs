@@ -6,6 +6,7 @@ mod context;
 mod cq;
 pub(crate) mod dm;
 mod dmabuf;
+mod raw;
 mod scatter;
 pub(crate) mod stress;
 mod td;
@@ -30,6 +31,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         cq::trials(),
         dm::trials(),
         dmabuf::trials(),
+        raw::trials(),
         scatter::trials(),
         stress::trials(),
         td::trials(),

@@ -15,6 +15,7 @@ use crate::memory::barrier::{udma_done_reading, udma_from_device, udma_to_device
 use crate::memory::cq_buffer::{CqBuffer, CqReader, UNWRITTEN};
 use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::{DoorbellRegister, DoorbellRegisterWord};
+use crate::memory::queue_layout::CqLayout;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{self, CqInitAttr, CreateRequest, CreatedCq, Execute, ResizeRequest};
@@ -209,6 +210,25 @@ impl Mlx5Cq {
             odd: FoundCqe::default(),
             held: None,
         }
+    }
+
+    /// The queue, for foreign code.
+    pub(crate) fn layout(&self) -> CqLayout {
+        let cqes = self.reader.cqes();
+        CqLayout {
+            cqn: u64::from_be(self.cqn) as u32,
+            buf: cqes.as_ptr(),
+            cqe_count: cqes.count(),
+            cqe_size: cqes.size() as u32,
+            dbrec: self.consumed.record().as_ptr(),
+            arm: self.arming.as_ptr(),
+            consumer: self.consumer(),
+        }
+    }
+
+    /// Goes on with the CQE `consumer`, behind those that foreign code consumed.
+    pub(crate) fn resume(&mut self, consumer: u32) {
+        self.reader = CqReader::new(self.reader.cqes().clone(), consumer);
     }
 
     /// The list where the control path adds and retires queue pairs.

@@ -7,6 +7,7 @@ use super::wr_ids::SharedQp;
 use crate::memory::barrier::udma_to_device;
 use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::gate::Gate;
+use crate::memory::queue_layout::WqLayout;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
@@ -194,6 +195,23 @@ impl Mlx5Rq {
         udma_to_device();
         self.dbrec.set(self.head & 0xffff);
         Ok(())
+    }
+
+    /// The queue, for foreign code.
+    pub(crate) fn layout(&self) -> WqLayout {
+        let stride = self.buffer.each() * SEGMENT as u32;
+        WqLayout { buf: self.buffer.as_ptr(), wqe_count: self.entries, stride }
+    }
+
+    /// Lets completions of WQEs that foreign code posts have the WQE's index as their `wr_id`.
+    pub(crate) fn number_wqes(&self) {
+        self.shared.receives.own.number_wqes();
+    }
+
+    /// Goes on behind receives that foreign code posted, none of which is outstanding.
+    pub(crate) fn resume(&mut self, receives: u16) {
+        self.head = receives.into();
+        self.shared.receives.own.resume(self.head);
     }
 
     /// Resets the ring, as the device does in state `RESET`.

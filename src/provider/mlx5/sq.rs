@@ -16,6 +16,7 @@ use crate::memory::barrier::udma_to_device;
 use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::gate::Gate;
+use crate::memory::queue_layout::{RegisterLayout, WqLayout};
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sq_buffer::{SqBuffer, WqeSlot};
 use crate::memory::wqe_segment::SEGMENT;
@@ -563,7 +564,7 @@ impl Mlx5Sq {
         Ok(())
     }
 
-    /// As [`ring`](Self::ring), where the device is in this process; in a forked child an error.
+    /// As [`ring`](Self::ring), also where the device is in this process; in a forked child an error.
     #[cold]
     #[inline(never)]
     fn ring_hosted(&mut self, cursor: SendCursor, single: bool) -> Result<(), RingError> {
@@ -595,6 +596,39 @@ impl Mlx5Sq {
         if !self.register.blueflame(wqebbs, cursor.newest, count, single) {
             self.register.doorbell(cursor.word);
         }
+    }
+
+    /// The queue and its register, for foreign code.
+    pub(crate) fn layout(&self) -> (WqLayout, RegisterLayout) {
+        let wqebbs = self.buffer.wqebbs();
+        let stride = SEGMENTS_PER_WQEBB * SEGMENT as u32;
+        let sq = WqLayout { buf: wqebbs.as_ptr(), wqe_count: wqebbs.count(), stride };
+        let blueflame_bytes = if self.owns_register { self.register.buffer() as u32 } else { 0 };
+        (sq, RegisterLayout { reg: self.register.as_ptr(), blueflame_bytes })
+    }
+
+    /// The doorbell record, which the receive queue shares.
+    pub(crate) fn dbrec(&self) -> &DoorbellRecord {
+        self.dbrec.record()
+    }
+
+    /// Lets completions of WQEs that foreign code posts have the WQE's index as their `wr_id`.
+    pub(crate) fn number_wqes(&self) {
+        self.shared.sends.number_wqes();
+    }
+
+    /// Rings for WQEs that foreign code wrote, up to the WQEBB `producer`; `word` is the beginning of the newest.
+    pub(crate) fn ring_foreign(&mut self, producer: u16, word: u64) -> Result<(), RingError> {
+        let cursor =
+            SendCursor { at: producer.into(), head: self.head, word, ..SendCursor::default() };
+        self.ring_hosted(cursor, false)
+    }
+
+    /// Goes on behind WQEBBs that foreign code posted, none of which is outstanding.
+    pub(crate) fn resume(&mut self, wqebbs: u16) {
+        (self.producer, self.head) = (wqebbs.into(), 0);
+        self.set_fence(None);
+        self.shared.sends.reset();
     }
 
     /// Resets the ring, as the device does in state `RESET`.

@@ -16,6 +16,7 @@ use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::barrier::udma_to_device;
 use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::gate::Gate;
+use crate::memory::queue_layout::{SrqLayout, WqLayout};
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::wqe_segment::SEGMENT;
@@ -124,7 +125,8 @@ pub(super) fn create(
     let (pinned, resources) = (memory.len(), Mlx5Resources::new(&dbrec, Some(memory)));
     execute(CreateRequest { command, pinned, resources: Some(Arc::new(resources)) })?;
 
-    let ring = Mlx5Srq::new(prepared, max_sge, dbrec, gate.clone());
+    let mut ring = Mlx5Srq::new(prepared, max_sge, dbrec, gate.clone());
+    ring.srqn = response.srqn;
     let wr_ids = ring.wr_ids().clone();
     let member = match uidx {
         Some(uidx) => SharedQp::new(number, uidx, None, Receives::Shared(wr_ids.clone())).member(),
@@ -176,6 +178,8 @@ pub(crate) struct Mlx5Srq {
     next: RecvCursor,
     /// Receives posted in all.
     posted: u32,
+    /// The device's number of the queue.
+    srqn: u32,
     pub(super) gate: Gate,
     wr_ids: Arc<SrqWrIds>,
 }
@@ -198,6 +202,7 @@ impl Mlx5Srq {
             capacity: entries - 1,
             next: RecvCursor { at: 0, free: 1, room: entries - 1 },
             posted: 0,
+            srqn: 0,
             dbrec: dbrec.word(),
             gate,
             wr_ids,
@@ -213,6 +218,35 @@ impl Mlx5Srq {
     /// completed if the room is what it was at first.
     pub(crate) fn is_fresh(&self) -> bool {
         self.posted == 0 && self.next.room == self.capacity
+    }
+
+    /// The queue, for foreign code.
+    pub(crate) fn layout(&self) -> SrqLayout {
+        let (wqe_count, stride) = (self.capacity + 1, self.buffer.each() * SEGMENT as u32);
+        SrqLayout {
+            srqn: self.srqn,
+            wq: WqLayout { buf: self.buffer.as_ptr(), wqe_count, stride },
+            head: (self.next.at & self.capacity) as u16,
+            dbrec: self.dbrec.record().as_ptr(),
+            posted: self.posted as u16,
+        }
+    }
+
+    /// Whether no receive is outstanding.
+    pub(crate) fn is_idle(&mut self) -> bool {
+        self.begin().room == self.capacity
+    }
+
+    /// Goes on with the WQE `head`, which the device takes next, behind `posted` receives, none of which is outstanding:
+    /// links each WQE to the one behind it.
+    pub(crate) fn resume(&mut self, head: u16, posted: u16) {
+        self.wr_ids.resume();
+        for at in 0..=self.capacity {
+            self.buffer.at(at).0.write_half::<0>(link((at + 1) & self.capacity));
+        }
+        let at = u32::from(head) & self.capacity;
+        self.next = RecvCursor { at, free: (at + 1) & self.capacity, room: self.capacity };
+        self.posted = posted.into();
     }
 
     /// The cursor at which a batch begins, with the WQEs that came back since the last batch.

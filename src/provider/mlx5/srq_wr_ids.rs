@@ -80,6 +80,16 @@ impl SrqWrIds {
         }
     }
 
+    /// Makes every WQE free, linked to the one behind it, and with its index as its id: none is outstanding.
+    pub(super) fn resume(&self) {
+        self.back.store(0, Ordering::Relaxed);
+        for at in 0..self.entries.len() {
+            let entry = self.entries.at(at);
+            entry.wr_id.store(at.into(), Ordering::Relaxed);
+            entry.next.store((at + 1) & (self.entries.len() - 1), Ordering::Relaxed);
+        }
+    }
+
     /// Takes all WQEs that came back, and links the last to the WQE `behind`.
     #[inline]
     pub(super) fn take(&self, behind: u32) -> Option<Row> {

@@ -9,6 +9,7 @@ use super::uidx::Uidx;
 use crate::provider::Member;
 use crate::sync::ring_array::RingArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::wc::WcOpcode;
 use std::sync::Arc;
 
 /// The source of a queue pair's receives.
@@ -139,6 +140,13 @@ impl SqWrIds {
         self.tail.store(0, Ordering::Release);
     }
 
+    /// Gives each WQE the index of its WQEBB as its id, for WQEs that foreign code posts.
+    pub(crate) fn number_wqes(&self) {
+        for at in 0..self.posted.len() {
+            self.posted.at(at).set(at.into(), 0, WcOpcode::SEND.0);
+        }
+    }
+
     /// The entries, for the poster.
     pub(crate) fn entries(&self) -> RingArray<SqWrId> {
         self.posted.clone()
@@ -179,7 +187,19 @@ impl RqWrIds {
 
     /// Resets the ids, as the device resets its queues.
     pub(crate) fn reset(&self) {
-        self.tail.store(0, Ordering::Release);
+        self.resume(0);
+    }
+
+    /// Goes on behind `completed` receives, none of which is outstanding.
+    pub(crate) fn resume(&self, completed: u32) {
+        self.tail.store(completed, Ordering::Release);
+    }
+
+    /// Gives each WQE its index as its id, for WQEs that foreign code posts.
+    pub(crate) fn number_wqes(&self) {
+        for at in 0..self.wr_ids.len() {
+            self.wr_ids.at(at).store(at.into(), Ordering::Relaxed);
+        }
     }
 
     /// The work request ids, which the poster sets before the doorbell for the WQEs.
