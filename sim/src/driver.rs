@@ -5,7 +5,9 @@
 use crate::call::Result;
 use crate::events::EventFile;
 use crate::faults::{FailingCalls, Rates};
-use crate::kernel::{ClockPages, Flows, Kind, Lease, Leaving, Limits, Membership, RawQp, Xrcd};
+use crate::kernel::{
+    ClockPages, Flows, Kind, Lease, Leaving, Limits, Membership, RawQp, Subscription, Xrcd,
+};
 use crate::memory::Pages;
 use crate::network::Interface;
 use crate::seed::Decisions;
@@ -153,6 +155,8 @@ pub(crate) struct Driver {
     pub(crate) limits: Limits,
     pub(crate) clock: ClockPages,
     pub(crate) flows: Flows,
+    /// Subscriptions of DEVX event channels.
+    pub(crate) subscriptions: Vec<Subscription>,
     reserved: Option<Reserved>,
     /// The pages of the driver's own queues.
     own_pages: Vec<Arc<Pages>>,
@@ -243,6 +247,7 @@ impl Driver {
             limits: Limits::default(),
             clock: ClockPages::new(),
             flows: Flows::default(),
+            subscriptions: Vec::new(),
             reserved: None,
             own_pages: Vec::new(),
             next_opener: 1,
@@ -315,15 +320,19 @@ impl Driver {
         self.execute(switch, &command).map(drop)
     }
 
-    /// Sends a command to firmware.
-    pub(crate) fn execute(&self, switch: &mut Switch, command: &[u8]) -> Result<Vec<u8>> {
+    /// Sends a command to firmware, and returns its output, also that of a command that firmware refused.
+    pub(crate) fn send(&self, switch: &mut Switch, command: &[u8]) -> Result<Vec<u8>> {
         // The longest answer: a group of capabilities.
         const ROOM: usize = 16 + 4096;
         if self.health != Health::Working {
             return self.execute_after_failure(command);
         }
-        let function = switch.function(self.function);
-        let answer = function.command(command, ROOM).ok_or(Errno::TIMEDOUT)?;
+        switch.function(self.function).command(command, ROOM).ok_or(Errno::TIMEDOUT)
+    }
+
+    /// Sends a command to firmware.
+    pub(crate) fn execute(&self, switch: &mut Switch, command: &[u8]) -> Result<Vec<u8>> {
+        let answer = self.send(switch, command)?;
         match answer.first() {
             Some(0) => Ok(answer),
             Some(status) => Err(errno_of(*status)),
@@ -370,19 +379,29 @@ impl Driver {
         self.execute(switch, &command)
     }
 
+    /// Sends a command of a user context that has nothing but its header.
+    fn execute_of(&self, switch: &mut Switch, op: u16, uid: u16) -> Result<Vec<u8>> {
+        let mut command = vec![0; 16];
+        command[..2].copy_from_slice(&op.to_be_bytes());
+        command[2..4].copy_from_slice(&uid.to_be_bytes());
+        self.execute(switch, &command)
+    }
+
     /// The number of a new object, in the third word of an output.
     pub(crate) fn created(answer: &[u8]) -> u32 {
         let word = answer.get(8..12).and_then(|word| word.try_into().ok());
         u32::from_be_bytes(word.unwrap_or_default()) & 0xff_ffff
     }
 
-    pub(crate) fn alloc_uar(&self, switch: &mut Switch) -> Result<u32> {
-        let answer = self.execute_on(switch, opcode::ALLOC_UAR, 0)?;
+    /// Allocates a UAR, which the user context `uid` owns.
+    pub(crate) fn alloc_uar(&self, switch: &mut Switch, uid: u16) -> Result<u32> {
+        let answer = self.execute_of(switch, opcode::ALLOC_UAR, uid)?;
         Ok(Bits::<alloc_uar_out, _>::new(answer).get32(alloc_uar_out::uar))
     }
 
-    pub(crate) fn alloc_pd(&self, switch: &mut Switch) -> Result<u32> {
-        let answer = self.execute_on(switch, opcode::ALLOC_PD, 0)?;
+    /// Allocates a protection domain, which the user context `uid` owns.
+    pub(crate) fn alloc_pd(&self, switch: &mut Switch, uid: u16) -> Result<u32> {
+        let answer = self.execute_of(switch, opcode::ALLOC_PD, uid)?;
         Ok(Bits::<alloc_pd_out, _>::new(answer).get32(alloc_pd_out::pd))
     }
 
@@ -408,8 +427,8 @@ impl Driver {
         if let Some(reserved) = self.reserved {
             return Ok(reserved);
         }
-        let pd = self.alloc_pd(switch)?;
-        let uar = self.alloc_uar(switch)?;
+        let pd = self.alloc_pd(switch, 0)?;
+        let uar = self.alloc_uar(switch, 0)?;
         let answer = self.execute_on(switch, opcode::ALLOC_XRCD, 0)?;
         let xrcd = Bits::<alloc_xrcd_out, _>::new(answer).get32(alloc_xrcd_out::xrcd);
         // One page for both queues, and one for their doorbell records.
@@ -518,6 +537,7 @@ impl Driver {
     fn pass_on(&mut self, event: &Event) {
         /// `MLX5_PORT_CHANGE_SUBTYPE_ACTIVE`.
         const SUB_ACTIVE: u8 = 4;
+        self.subscriptions.iter().for_each(|subscription| subscription.take(event));
         match (event.kind, event.subject()) {
             (event::PORT_CHANGE, _) => {
                 self.link_changes.push(event.sub_type == SUB_ACTIVE);
@@ -552,7 +572,12 @@ impl Driver {
 }
 
 /// Commands that destroy or release something.
-const TAKES_AWAY: [u16; 21] = [
+const TAKES_AWAY: [u16; 26] = [
+    opcode::DESTROY_UCTX,
+    opcode::DESTROY_UMEM,
+    opcode::DESTROY_RQT,
+    opcode::DEALLOC_Q_COUNTER,
+    opcode::DESTROY_GENERAL_OBJECT,
     opcode::DESTROY_MKEY,
     opcode::DESTROY_CQ,
     opcode::DESTROY_QP,

@@ -66,6 +66,11 @@ impl EventFile {
         self.ends().inode == inode
     }
 
+    /// Bytes of a record.
+    pub(crate) fn width(&self) -> usize {
+        self.ends().width
+    }
+
     /// An object reports here from now on; `theirs` is a duplicate of the program's end.
     pub(crate) fn attach(&self, theirs: Option<OwnedFd>) {
         let mut ends = self.ends();

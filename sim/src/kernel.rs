@@ -6,6 +6,7 @@
 mod ah;
 mod context;
 mod cq;
+mod devx;
 mod dm;
 mod flow;
 mod limits;
@@ -26,6 +27,7 @@ mod var;
 mod xrcd;
 
 pub(crate) use context::guid;
+pub(crate) use devx::Subscription;
 pub(crate) use flow::Flows;
 pub(crate) use limits::Limits;
 pub(crate) use mcast::Membership;
@@ -61,7 +63,10 @@ use uverbs_connectx::function::Function;
 use uverbs_uapi::device::{
     UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE,
 };
-use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_OBJECT_DEVX, MLX5_IB_OBJECT_DEVX_OBJ, MLX5_IB_OBJECT_DEVX_UMEM, MLX5_IB_OBJECT_UAR,
+    MLX5_IB_OBJECT_VAR,
+};
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::object::{
     UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_AH, UVERBS_OBJECT_CQ,
@@ -128,6 +133,7 @@ const METHODS: &[&[Method]] = &[
     flow::METHODS,
     uar::METHODS,
     var::METHODS,
+    devx::METHODS,
 ];
 
 /// All older commands.
@@ -181,18 +187,44 @@ const INVOKE_WRITE_ATTRS: [u16; 5] = [
 /// An object of a file: `struct ib_uobject`.
 #[derive(Clone, Debug)]
 pub(crate) enum Object {
-    Pd { number: u32 },
+    Pd {
+        number: u32,
+    },
     Mr(Region),
-    Mw { key: u32 },
-    Cq { number: u32 },
-    Qp { number: u32, opener: OpenerId },
-    Srq { number: u32 },
+    Mw {
+        key: u32,
+    },
+    Cq {
+        number: u32,
+    },
+    Qp {
+        number: u32,
+        opener: OpenerId,
+    },
+    Srq {
+        number: u32,
+    },
     Ah,
-    Xrcd { number: u32 },
+    Xrcd {
+        number: u32,
+    },
     Dm(DeviceMemory),
     Flow(Rule),
-    Uar { number: u32, page: u64 },
-    Var { page: u64 },
+    Uar {
+        number: u32,
+        page: u64,
+    },
+    Var {
+        page: u64,
+    },
+    /// An object that a command made, and the command that destroys it.
+    Devx {
+        identity: devx::Identity,
+        destroy: u16,
+    },
+    Umem {
+        number: u32,
+    },
 }
 
 impl Object {
@@ -211,6 +243,8 @@ impl Object {
             Object::Flow(_) => UVERBS_OBJECT_FLOW,
             Object::Uar { .. } => MLX5_IB_OBJECT_UAR,
             Object::Var { .. } => MLX5_IB_OBJECT_VAR,
+            Object::Devx { .. } => MLX5_IB_OBJECT_DEVX_OBJ,
+            Object::Umem { .. } => MLX5_IB_OBJECT_DEVX_UMEM,
         }
     }
 
@@ -235,6 +269,8 @@ impl std::fmt::Display for Object {
             Object::Flow(_) => f.write_str("flow"),
             Object::Uar { number, .. } => write!(f, "uar {number:#x}"),
             Object::Var { .. } => f.write_str("var"),
+            Object::Devx { identity, .. } => write!(f, "devx object {:#x}", identity.number),
+            Object::Umem { number } => write!(f, "umem {number:#x}"),
         }
     }
 }
@@ -271,6 +307,8 @@ pub(crate) struct OpenFile {
     unmapped: Vec<u64>,
     /// The transport domain of raw packets.
     transport_domain: Option<u32>,
+    /// The user context of firmware that owns the file's objects; 0 without DEVX.
+    uid: u16,
     /// The kernel's end of a pair of sockets; the program has the other one as the file's descriptor.
     ours: UnixStream,
     inode: Inode,
@@ -342,6 +380,7 @@ impl Kernel {
             mapped: BTreeMap::new(),
             unmapped: Vec::new(),
             transport_domain: None,
+            uid: 0,
         };
         self.files.insert(id, file);
         Ok((id, theirs))
@@ -406,7 +445,12 @@ impl Kernel {
     /// Closes a file: destroys its objects, the newest first, as `uverbs_destroy_ufile_hw`.
     pub(crate) fn close(&mut self, id: FileId) {
         self.destroy_all(id);
-        self.files.remove(&id);
+        let Some(file) = self.files.remove(&id) else { return };
+        let driver = &mut self.drivers[file.device];
+        driver.subscriptions.retain(|subscription| !subscription.is_of(id, None));
+        if file.uid != 0 {
+            driver.destroy_uctx(&mut self.switch, file.uid);
+        }
     }
 
     /// Destroys all objects of a file.
@@ -545,7 +589,7 @@ impl Kernel {
         call.check_known(found.attrs)?;
         // Objects that are gone can still be destroyed, except those of a driver: `uverbs_disassociate_api`.
         let verb = Verb::of_method(object, method);
-        let of_driver = matches!(object, MLX5_IB_OBJECT_UAR | MLX5_IB_OBJECT_VAR);
+        let of_driver = object >= MLX5_IB_OBJECT_DEVX;
         if verb != Some(Verb::Destroy) || of_driver {
             self.check_associated(file)?;
         }
@@ -744,7 +788,11 @@ impl Kernel {
             Object::Flow(rule) => flow::destroy(self, id, &rule)?,
             Object::Uar { number, page } => uar::free(self, id, number, page)?,
             Object::Var { page } => var::free(self, id, page)?,
+            Object::Devx { identity, destroy } => devx::destroy(self, id, identity, destroy)?,
+            Object::Umem { number } => devx::dereg_umem(self, id, number)?,
         }
+        let (driver, _) = self.driver(id)?;
+        driver.subscriptions.retain(|subscription| !subscription.is_of(id, Some(handle)));
         let file = self.file_mut(id)?;
         let Some(entry) = file.objects.remove(&handle) else { return Ok(()) };
         for used in entry.uses {
@@ -763,8 +811,16 @@ impl Kernel {
         ranges: &[(u64, u64, bool)],
     ) -> Result<(u32, Lent)> {
         let lent = self.lend(call, ranges)?;
-        let (answer, lent) = self.execute_with(call, command, lent)?;
+        let command = self.of_context(call.file, command)?;
+        let (answer, lent) = self.execute_with(call, &command, lent)?;
         Ok((Driver::created(&answer), lent))
+    }
+
+    /// A command whose object the file's user context owns.
+    fn of_context(&self, file: FileId, command: &[u8]) -> Result<Vec<u8>> {
+        let mut command = command.to_vec();
+        command[2..4].copy_from_slice(&self.file(file)?.uid.to_be_bytes());
+        Ok(command)
     }
 
     /// Executes a command about ranges that are lent to the device; takes them back if it fails.

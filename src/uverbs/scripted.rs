@@ -366,7 +366,7 @@ impl Script {
         told.map_or(0, |driver: mlx5_ib_modify_qp| driver.ece_options)
     }
 
-    /// Makes contexts of mlx5 with DEVX, which the fabric's kernel has not.
+    /// Makes contexts of mlx5 with DEVX, which the script refuses otherwise.
     pub(crate) fn grant_devx(&self) {
         self.state().deviations.grants_devx = true;
     }

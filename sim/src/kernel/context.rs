@@ -26,8 +26,8 @@ use uverbs_uapi::device::{
 use uverbs_uapi::endian::Be64;
 use uverbs_uapi::mlx5::context::{
     MLX5_IB_CLOCK_INFO_V1, mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp,
-    mlx5_ib_alloc_ucontext_resp_mask, mlx5_ib_query_dev_resp_flags, mlx5_ib_query_device_resp,
-    mlx5_ib_tso_caps,
+    mlx5_ib_alloc_ucontext_resp_mask, mlx5_ib_alloc_uctx_v2_flags, mlx5_ib_query_dev_resp_flags,
+    mlx5_ib_query_device_resp, mlx5_ib_tso_caps,
 };
 use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX;
 use uverbs_uapi::object::{
@@ -94,16 +94,20 @@ pub(super) fn makes_context(object: u16, method: u16) -> bool {
 
 fn get_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: mlx5_ib_alloc_ucontext_req_v2 = call.driver()?;
-    if request.flags != 0 {
-        // No DEVX.
-        return Err(Errno::INVAL);
-    }
     let limits = kernel.limits(call.file)?;
-    let file = kernel.file_mut(call.file)?;
-    if file.has_context {
+    if kernel.file(call.file)?.has_context {
         return Err(Errno::INVAL);
     }
-    file.has_context = true;
+    let devx = mlx5_ib_alloc_uctx_v2_flags::MLX5_IB_ALLOC_UCTX_DEVX.bits();
+    let uid = match request.flags & devx != 0 {
+        true => {
+            let (driver, switch) = kernel.driver(call.file)?;
+            driver.create_uctx(switch)?
+        }
+        false => 0,
+    };
+    let file = kernel.file_mut(call.file)?;
+    (file.has_context, file.uid) = (true, uid);
     call.respond_driver(&driver_response(limits));
     call.put(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
     call.put(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &core_support());

@@ -51,14 +51,18 @@ pub(super) struct Entry {
 /// A resource that is freed with its last mapping.
 #[derive(Debug)]
 pub(crate) enum Leaving {
-    Uar(u32),
+    /// The number of a UAR, and the user context that owns it.
+    Uar {
+        number: u32,
+        uid: u16,
+    },
     DeviceMemory(DeviceMemory),
 }
 
 impl Leaving {
     fn give_back(self, driver: &mut Driver, switch: &mut Switch) -> Result<()> {
         match self {
-            Leaving::Uar(number) => {
+            Leaving::Uar { number, .. } => {
                 driver.execute_on(switch, opcode::DEALLOC_UAR, number).map(drop)
             }
             Leaving::DeviceMemory(memory) => memory.dealloc(driver, switch),

@@ -25,8 +25,9 @@ pub(super) const METHODS: &[Method] = &[
 pub(super) const WRITES: &[Write] = &[Write { command: IB_USER_VERBS_CMD_ALLOC_PD, run: alloc }];
 
 fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let uid = kernel.file(call.file)?.uid;
     let (driver, switch) = kernel.driver(call.file)?;
-    let number = driver.alloc_pd(switch)?;
+    let number = driver.alloc_pd(switch, uid)?;
     let pd_handle = kernel.add(call.file, Object::Pd { number }, &[])?;
     call.respond(&ib_uverbs_alloc_pd_resp { pd_handle });
     call.respond_driver(&mlx5_ib_alloc_pd_resp { pdn: number });

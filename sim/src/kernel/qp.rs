@@ -148,6 +148,11 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     } else {
         let (command, ranges) = command(kernel, call.file, &asked)?;
         let lent = kernel.lend(call, &ranges)?;
+        // The target of an XRC connection is the kernel's: other files open it, too.
+        let command = match kind {
+            Kind::XrcTarget => command,
+            _ => kernel.of_context(call.file, &command)?,
+        };
         let (answer, lent) = kernel.execute_with(call, &command, lent)?;
         let answer = Bits::<create_qp_out, _>::new(answer);
         response.ece_options = answer.get32(create_qp_out::ece);

@@ -52,7 +52,7 @@ impl Bench {
         let (options, interface) = (Default::default(), Interface::numbered(0, &[]));
         let driver =
             Driver::probe(&mut kernel.switch, options, "mlx5_0".into(), interface).unwrap();
-        let uar = driver.alloc_uar(&mut kernel.switch).unwrap();
+        let uar = driver.alloc_uar(&mut kernel.switch, 0).unwrap();
         kernel.drivers.push(driver);
         let (file, fd) = kernel.open(0, 0).unwrap();
         let memory = Pages::new(0x4000);

@@ -41,8 +41,9 @@ fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if !kinds.iter().any(|known| known.0 == kind) {
         return Err(Errno::INVAL);
     }
+    let uid = kernel.file(call.file)?.uid;
     let (driver, switch) = kernel.driver(call.file)?;
-    let number = driver.alloc_uar(switch)?;
+    let number = driver.alloc_uar(switch, uid)?;
     let length = rustix::param::page_size();
     let mapped = Mapped::Uars { pages: Pages::new(length), first: number };
     let page = match kernel.add_mapped(call.file, mapped) {
@@ -62,5 +63,6 @@ fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 pub(super) fn free(kernel: &mut Kernel, file: FileId, number: u32, page: u64) -> Result<()> {
-    kernel.end_mapped(file, page, Leaving::Uar(number))
+    let uid = kernel.file(file)?.uid;
+    kernel.end_mapped(file, page, Leaving::Uar { number, uid })
 }
