@@ -43,6 +43,10 @@ open_enum! {
         MLX5_VAR = mlx5::MLX5_IB_OBJECT_VAR, "VAR";
         /// A page of doorbell registers, on mlx5.
         MLX5_UAR = mlx5::MLX5_IB_OBJECT_UAR, "UAR";
+        /// An object that a command made, on mlx5.
+        MLX5_DEVX_OBJ = mlx5::MLX5_IB_OBJECT_DEVX_OBJ, "DEVX object";
+        /// Memory that commands name, on mlx5.
+        MLX5_DEVX_UMEM = mlx5::MLX5_IB_OBJECT_DEVX_UMEM, "umem";
     }
 }
 

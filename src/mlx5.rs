@@ -6,6 +6,7 @@
 
 mod attr;
 mod clock;
+pub mod devx;
 mod page;
 mod raw_address;
 mod raw_cq;

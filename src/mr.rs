@@ -25,6 +25,7 @@ pub use memory::HostMemory;
 pub(crate) use query::RegionInfo;
 pub(crate) use range::resolve;
 pub use register::MrBuilder;
+pub(crate) use register::{check_alignment, keep_from_children};
 pub use rereg::{ExchangeError, Exchanged, Rereg};
 
 use crate::access::Access;

@@ -207,9 +207,13 @@ impl<M> Object<M> {
         // After EIO the kernel is either disassociating the file, or the firmware failed, and the device may
         // still reach the memory.
         if destroyed == Err(Errno::IO) && self.file.is_disassociated() {
-            // The kernel removes the methods of drivers first, and their objects have no memory of this process.
-            let of_driver = self.class.is_of_driver();
-            destroyed = if of_driver { Ok(()) } else { self.wait_for_disassociation() };
+            // The kernel removes the methods of drivers first. It never confirms that a driver's object is gone, which
+            // does no harm unless the object has memory of this process.
+            destroyed = match (self.class.is_of_driver(), size_of::<M>()) {
+                (true, 0) => Ok(()),
+                (true, _) => destroyed,
+                (false, _) => self.wait_for_disassociation(),
+            };
         }
         destroyed.map_err(|errno| Error::from_kernel(self.class.verb, errno))?;
         self.alive.store(false, Ordering::Relaxed);

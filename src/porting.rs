@@ -135,6 +135,14 @@
 //! | `mlx5dv_init_obj` of queues: `struct mlx5dv_qp`, `struct mlx5dv_cq`, `struct mlx5dv_srq` | [`mlx5::RawQueuePair`](crate::mlx5::RawQueuePair), [`mlx5::RawCompletionQueue`](crate::mlx5::RawCompletionQueue), [`mlx5::RawSharedReceiveQueue`](crate::mlx5::RawSharedReceiveQueue), whose `layout` has addresses and numbers |
 //! | `struct mlx5dv_ah`, `struct mlx5dv_dm`, `struct mlx5dv_pd` | [`mlx5::address_vector`](crate::mlx5::address_vector), [`mlx5::device_memory_address`](crate::mlx5::device_memory_address), [`mlx5::pd_number`](crate::mlx5::pd_number) |
 //! | `mlx5dv_devx_alloc_uar`, `mlx5dv_devx_free_uar` | [`mlx5::Uar`](crate::mlx5::Uar) |
+//! | `mlx5dv_devx_general_cmd`, `mlx5dv_devx_query_eqn` | [`devx::general_command`](crate::mlx5::devx::general_command), [`query_eqn`](crate::mlx5::devx::query_eqn) |
+//! | `mlx5dv_devx_obj_create`, `mlx5dv_devx_obj_destroy`, `struct mlx5dv_devx_obj` | [`DevxObject::create`](crate::mlx5::devx::DevxObject::create), [`destroy`](crate::mlx5::devx::DevxObject::destroy) |
+//! | `mlx5dv_devx_obj_query`, `mlx5dv_devx_qp_query`, `mlx5dv_devx_cq_query`, `mlx5dv_devx_srq_query` | [`devx::query`](crate::mlx5::devx::query) of a [`DevxTarget`](crate::mlx5::devx::DevxTarget) |
+//! | `mlx5dv_devx_obj_modify`, `mlx5dv_devx_qp_modify`, `mlx5dv_devx_cq_modify`, `mlx5dv_devx_srq_modify` | [`devx::modify`](crate::mlx5::devx::modify) |
+//! | `mlx5dv_devx_umem_reg`, `mlx5dv_devx_umem_reg_ex`, `mlx5dv_devx_umem_dereg`, `struct mlx5dv_devx_umem` | [`devx::Umem::builder`](crate::mlx5::devx::Umem::builder), [`Umem::destroy`](crate::mlx5::devx::Umem::destroy) |
+//! | `mlx5dv_devx_create_event_channel`, `mlx5dv_devx_destroy_event_channel`, `struct mlx5dv_devx_event_channel` | [`devx::DevxEvents`](crate::mlx5::devx::DevxEvents) |
+//! | `mlx5dv_devx_subscribe_devx_event`, `mlx5dv_devx_subscribe_devx_event_fd` | [`subscribe`](crate::mlx5::devx::DevxEvents::subscribe), [`subscribe_eventfd`](crate::mlx5::devx::DevxEvents::subscribe_eventfd) |
+//! | `mlx5dv_devx_get_event` | [`try_next`](crate::mlx5::devx::DevxEvents::try_next), [`wait`](crate::mlx5::devx::DevxEvents::wait) |
 //! | `mlx5dv_alloc_var`, `mlx5dv_free_var` | [`mlx5::Var`](crate::mlx5::Var) |
 //! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |
 //! | `mlx5dv_var_unimport` | [`Imported::unimport`](crate::Imported::unimport) of an [`ImportedVar`](crate::mlx5::ImportedVar) |
@@ -143,8 +151,8 @@
 //!
 //! There is nothing yet for work queues and indirection tables (`ibv_create_wq`), counters, flow actions,
 //! tag matching, TSO, address handles from a completion (`ibv_init_ah_from_wc`), null regions, DMA
-//! handles, completion counters, and of mlx5dv for DEVX objects, DC, mkeys with layouts or signatures and
-//! software steering.
+//! handles, completion counters, and of mlx5dv for asynchronous queries of DEVX objects, DC, mkeys with layouts or
+//! signatures and software steering.
 //!
 //! # Differences beside the names
 //!

@@ -475,7 +475,7 @@ impl MrBuilder {
 
 /// Keeps memory in huge pages from children of this process, where the kernel would give one of the two new pages
 /// and leave the device the old ones.
-pub(super) fn keep_from_children<M>(
+pub(crate) fn keep_from_children<M>(
     verb: &'static str,
     backing: &Backing<M>,
     access: Access,
@@ -558,7 +558,7 @@ pub(super) fn check(access: Access, start: u64, last: u64, iova: u64, length: u6
 }
 
 /// Refuses memory that is not aligned for a slice.
-pub(super) fn check_alignment<M: StableBytes>(
+pub(crate) fn check_alignment<M: StableBytes>(
     verb: &'static str,
     backing: &Backing<M>,
 ) -> Result<()> {

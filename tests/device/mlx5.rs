@@ -4,6 +4,7 @@ mod allocator;
 mod clock;
 mod context;
 mod cq;
+mod devx;
 pub(crate) mod dm;
 mod dmabuf;
 mod raw;
@@ -29,6 +30,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         clock::trials(),
         context::trials(),
         cq::trials(),
+        devx::trials(),
         dm::trials(),
         dmabuf::trials(),
         raw::trials(),

@@ -2,6 +2,8 @@
 //!
 //! Pairs with mlx5_core's `cq.c` and mlx5_ib's `cq.c`.
 
+use super::Field;
+
 super::layouts! {
     cqc[0x200] {
         status: 0x0, 0x4;
@@ -46,4 +48,17 @@ super::layouts! {
     query_cq_out[0x880] {
         cq_context: 0x80, 0x200 of cqc;
     }
+}
+
+/// The umem of the queue. The kernel's description leaves these fields out, because only user contexts use them.
+#[allow(missing_docs, non_upper_case_globals, reason = "the names of the device's manual")]
+impl create_cq_in {
+    pub const cq_umem_offset: Field<Self> = Field::new(0x280, 0x40);
+    pub const cq_umem_id: Field<Self> = Field::new(0x2c0, 0x20);
+}
+
+/// The umem of the doorbell record.
+#[allow(missing_docs, non_upper_case_globals, reason = "the names of the device's manual")]
+impl cqc {
+    pub const dbr_umem_id: Field<Self> = Field::new(0x20, 0x20);
 }

@@ -2,6 +2,8 @@
 //!
 //! Pairs with mlx5_ib's `qp.c` and `qpc.c`.
 
+use super::Field;
+
 super::layouts! {
     qpc[0x740] {
         state: 0x0, 0x4;
@@ -94,4 +96,10 @@ super::layouts! {
         qpn: 0x48, 0x18;
         multicast_gid: 0x80, 0x80 bytes;
     }
+}
+
+/// The umem of the doorbell record. The kernel's description leaves the field out, because only user contexts use it.
+#[allow(missing_docs, non_upper_case_globals, reason = "the names of the device's manual")]
+impl qpc {
+    pub const dbr_umem_id: Field<Self> = Field::new(0x720, 0x20);
 }

@@ -1,0 +1,395 @@
+//! Commands that a program sends to firmware by itself, and queues that it makes by them alone.
+#![allow(unsafe_code, reason = "commands name memory by number, and queues are written by address")]
+
+use super::raw::{Poller, Poster};
+use crate::capability::Capability;
+use crate::leaks::rounds;
+use crate::pair::{Config, PATIENCE, Pair, gid};
+use crate::testbed::link_of;
+use crate::verdict::{Verdict, require, trials};
+use uverbs::mlx5::devx::{self, DevxEventData, DevxEvents, DevxObject, Umem};
+use uverbs::mlx5::{DoorbellPage, Uar, UarKind, pd_number};
+use uverbs::{Access, Context, Errno, LinkLayer, ObjectKind, Remote};
+use uverbs_uapi::mlx5::cqe::mlx5_cqe_opcode;
+use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
+use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, query_cq_out};
+use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
+use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, qpc, query_qp_out, rst2init_qp_in};
+use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+
+trials![
+    capabilities_are_queried,
+    refusals_name_status_and_syndrome,
+    commands_of_another_kind_are_refused,
+    counter_set_is_created_queried_and_destroyed,
+    umem_gives_its_memory_back_when_no_object_is_in_it,
+    umems_that_make_no_sense_are_refused,
+    event_queues_are_known_by_vector,
+    queues_of_the_verbs_are_queried,
+    queues_of_devx_alone_carry_a_write,
+    events_arrive_with_their_cookies,
+    objects_and_umems_leave_nothing,
+];
+
+fn open() -> Verdict<Context> {
+    let context = super::open()?;
+    let devx = uverbs::mlx5::query_device(&context)?.devx();
+    require(devx == Some(true), Capability::Mlx5, "the context has no DEVX")?;
+    Ok(context)
+}
+
+/// A command of `N` bytes.
+fn command<const N: usize>(op: u16) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes[..2].copy_from_slice(&op.to_be_bytes());
+    bytes
+}
+
+/// A command of 16 bytes about the object `number`.
+fn about(op: u16, number: u32) -> [u8; 16] {
+    let mut bytes = command(op);
+    bytes[8..12].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+fn create(context: &Context, input: &[u8], umems: &[&Umem]) -> uverbs::Result<DevxObject> {
+    let umems: Vec<&dyn devx::UmemRef> = umems.iter().map(|umem| *umem as _).collect();
+    // SAFETY: the umems that the commands of this file name are passed along, and no WQE names freed memory.
+    unsafe { DevxObject::create(context, input, &mut [0; 16], &umems) }
+}
+
+fn capabilities_are_queried() -> Verdict {
+    let context = open()?;
+    let mut input: [u8; 16] = command(opcode::QUERY_HCA_CAP);
+    input[7] = 1;
+    let mut output = vec![0xff; query_hca_cap_out::SIZE];
+    devx::general_command(&context, &input, &mut output)?;
+    assert_eq!(output[..8], [0; 8]);
+    let output = Bits::<query_hca_cap_out, _>::new(output);
+    let caps = Bits::<cmd_hca_cap, _>::new(output.span(query_hca_cap_out::capability));
+    assert!(caps.get(cmd_hca_cap::log_max_uctx) > 0);
+    assert_eq!(1 << caps.get(cmd_hca_cap::log_max_qp), context.query_device()?.max_qp);
+    Ok(())
+}
+
+fn refusals_name_status_and_syndrome() -> Verdict {
+    let context = open()?;
+    // A group of capabilities that there is not.
+    let mut input: [u8; 16] = command(opcode::QUERY_HCA_CAP);
+    input[6..8].copy_from_slice(&(0x7e << 1 | 1u16).to_be_bytes());
+    let mut output = [0; 16];
+    let error = devx::general_command(&context, &input, &mut output).unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::REMOTEIO), "{error}");
+    let (status, syndrome) = (output[0], &output[4..8]);
+    assert_ne!(status, 0);
+    let syndrome = syndrome.iter().fold(0, |number, byte| number << 8 | u32::from(*byte));
+    let text = error.to_string();
+    assert!(text.contains("QUERY_HCA_CAP"), "{text}");
+    assert!(text.contains(&format!("syndrome {syndrome:#x}")), "{text}");
+    Ok(())
+}
+
+fn commands_of_another_kind_are_refused() -> Verdict {
+    let context = open()?;
+    let general = |input: &[u8]| devx::general_command(&context, input, &mut [0; 16]);
+    for op in [opcode::ALLOC_PD, opcode::QUERY_CQ, opcode::INIT_HCA, opcode::DESTROY_QP] {
+        let error = general(&command::<16>(op)).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    }
+    let mut tunnelled: [u8; 16] = command(opcode::QUERY_HCA_CAP);
+    tunnelled[5] = 1;
+    for input in [&tunnelled[..], &tunnelled[..8]] {
+        let error = general(input).unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    }
+    for op in [opcode::QUERY_HCA_CAP, opcode::DESTROY_CQ, opcode::QUERY_QP] {
+        let error = create(&context, &command::<16>(op), &[]).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    }
+    Ok(())
+}
+
+fn counter_set_is_created_queried_and_destroyed() -> Verdict {
+    let context = open()?;
+    let counters = create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?;
+    let query = |number: u32| {
+        let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
+        input[28..].copy_from_slice(&number.to_be_bytes());
+        devx::query(&counters, &input, &mut [0; 256])
+    };
+    query(counters.number())?;
+    let error = query(counters.number() + 1).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    // An object of this kind has no such command.
+    let error = devx::query(&counters, &about(opcode::QUERY_CQ, counters.number()), &mut [0; 272]);
+    assert_eq!(error.unwrap_err().errno(), Errno::INVAL);
+    Ok(counters.destroy()?)
+}
+
+fn umem_gives_its_memory_back_when_no_object_is_in_it() -> Verdict {
+    let context = open()?;
+    let mut numbers: Vec<u64> = (0..4096).collect();
+    numbers.shrink_to_fit();
+    let umem = Umem::builder(&context).register(numbers)?;
+    assert_eq!(umem.len(), 8 * 4096);
+    assert!(umem.destroy()?.into_iter().eq(0..4096));
+    let queues = Queues::new(context)?;
+    let Queues { umem, qp, cq, .. } = queues;
+    let umem = umem.destroy().expect_err("queues are in it").into_object();
+    drop(qp);
+    let umem = umem.destroy().expect_err("a queue is in it").into_object();
+    drop(cq);
+    umem.destroy()?;
+    Ok(())
+}
+
+fn umems_that_make_no_sense_are_refused() -> Verdict {
+    let context = open()?;
+    let builder = || Umem::builder(&context);
+    let refused = [
+        (builder().allocate(0).err(), Errno::INVAL),
+        (builder().page_sizes(1 << 11).allocate(4096).err(), Errno::INVAL),
+        (builder().access(Access::REMOTE_WRITE).allocate(4096).err(), Errno::INVAL),
+        (builder().access(Access::REMOTE_ATOMIC).allocate(4096).err(), Errno::INVAL),
+    ];
+    for (error, errno) in refused {
+        assert_eq!(error.map(|error| error.errno()), Some(errno));
+    }
+    // SAFETY: the kernel refuses an address at which nothing is mapped.
+    let unmapped =
+        unsafe { builder().register_unowned(std::ptr::without_provenance_mut(4096), 4096) };
+    assert_eq!(unmapped.err().map(|error| error.errno()), Some(Errno::FAULT));
+    for sizes in [4096, 1 << 12 | 1 << 16, !0xfff] {
+        builder().page_sizes(sizes).allocate(1 << 16)?.destroy()?;
+    }
+    Ok(())
+}
+
+fn event_queues_are_known_by_vector() -> Verdict {
+    let context = open()?;
+    for vector in 0..context.completion_vectors() {
+        assert_ne!(devx::query_eqn(&context, vector)?, 0, "vector {vector}");
+    }
+    let error = devx::query_eqn(&context, 1 << 20).unwrap_err();
+    assert!(error.errno() == Errno::INVAL || error.errno() == Errno::NOENT, "{error}");
+    Ok(())
+}
+
+fn queues_of_the_verbs_are_queried() -> Verdict {
+    open()?;
+    let pair = Pair::new(Config::rc())?;
+    let mut output = vec![0; query_qp_out::SIZE];
+    let number = pair.a.qp.qpn().0;
+    let control: &uverbs::QpControl = &pair.a.qp;
+    devx::query(control, &about(opcode::QUERY_QP, number), &mut output)?;
+    let output = Bits::<query_qp_out, _>::new(output);
+    let context = output.sub(query_qp_out::qpc);
+    assert_eq!(context.get32(qpc::remote_qpn), pair.b.qp.qpn().0);
+    assert_eq!(context.get(qpc::state), 3, "ready to send");
+    // The number of another one.
+    let other = about(opcode::QUERY_QP, pair.b.qp.qpn().0 + 100);
+    assert_eq!(devx::query(control, &other, &mut [0; 1024]).unwrap_err().errno(), Errno::INVAL);
+    Ok(())
+}
+
+/// A completion queue and a connected queue pair, to itself, of DEVX alone.
+struct Queues {
+    qp: DevxObject,
+    cq: DevxObject,
+    poster: Poster,
+    poller: Poller,
+    page: DoorbellPage,
+    uar: Uar,
+    umem: Umem,
+    pd: uverbs::ProtectionDomain,
+    context: Context,
+}
+
+/// Offsets in the umem: send queue, receive queue behind it in the memory of the pair, completion queue, records.
+const SENDS: u64 = 0x1000;
+const PAIR: u64 = 0;
+const CQES: u64 = 0x2000;
+const RECORDS: u64 = 0x3000;
+const LOG_WQES: u32 = 4;
+
+impl Queues {
+    fn new(context: Context) -> Verdict<Queues> {
+        let uar = Uar::alloc(&context, UarKind::NonCached)?;
+        let page = uar.map()?;
+        let pd = context.alloc_pd()?;
+        let umem = Umem::builder(&context).page_sizes(4096).allocate(0x4000)?;
+        let at = |offset: u64| umem.as_ptr().wrapping_add(offset as usize);
+        for cqe in 0..1 << LOG_WQES {
+            // SAFETY: the last byte of a CQE, of which the device knows nothing yet.
+            unsafe { at(CQES).add(64 * cqe + 63).write(0xf1) };
+        }
+        let mut input =
+            Bits::<create_cq_in, _>::new(command::<{ create_cq_in::SIZE }>(opcode::CREATE_CQ));
+        input.set(create_cq_in::cq_umem_id, umem.id().into());
+        input.set(create_cq_in::cq_umem_offset, CQES);
+        let mut queue = input.sub_mut(create_cq_in::cq_context);
+        for (field, value) in [
+            (cqc::log_cq_size, LOG_WQES.into()),
+            (cqc::uar_page, uar.page_id().into()),
+            (cqc::c_eqn_or_apu_element, devx::query_eqn(&context, 0)?.into()),
+            (cqc::dbr_umem_id, umem.id().into()),
+            (cqc::dbr_addr, RECORDS),
+        ] {
+            queue.set(field, value);
+        }
+        let cq = create(&context, input.bytes(), &[&umem])?;
+        let mut input =
+            Bits::<create_qp_in, _>::new(command::<{ create_qp_in::SIZE }>(opcode::CREATE_QP));
+        input.set(create_qp_in::wq_umem_id, umem.id().into());
+        input.set(create_qp_in::wq_umem_offset, PAIR);
+        let mut queue = input.sub_mut(create_qp_in::qpc);
+        for (field, value) in [
+            (qpc::pm_state, 3),
+            (qpc::pd, pd_number(&pd)?.into()),
+            (qpc::cqn_snd, cq.number().into()),
+            (qpc::cqn_rcv, cq.number().into()),
+            // 256 receives of 16 bytes, so that the sends begin at a page.
+            (qpc::log_rq_size, 8),
+            (qpc::log_sq_size, LOG_WQES.into()),
+            (qpc::uar_page, uar.page_id().into()),
+            (qpc::user_index, 0xff_ffff),
+            (qpc::dbr_umem_id, umem.id().into()),
+            (qpc::dbr_addr, RECORDS + 64),
+        ] {
+            queue.set(field, value);
+        }
+        let qp = create(&context, input.bytes(), &[&umem])?;
+        let dbrec = |offset: u64| at(RECORDS + offset).cast();
+        let poster = Poster::new(qp.number(), at(SENDS), 1 << LOG_WQES, dbrec(64));
+        let poller = Poller::new(at(CQES), 1 << LOG_WQES, 64, dbrec(0), 0);
+        let queues = Queues { qp, cq, poster, poller, page, uar, umem, pd, context };
+        queues.connect()?;
+        Ok(queues)
+    }
+
+    fn connect(&self) -> Verdict {
+        let (own, link) = (gid(&self.context)?, link_of(&self.context)?);
+        let port = self.context.query_port(link.port)?;
+        for op in [opcode::RST2INIT_QP, opcode::INIT2RTR_QP, opcode::RTR2RTS_QP] {
+            let mut input = Bits::<rst2init_qp_in, _>::new(command::<{ rst2init_qp_in::SIZE }>(op));
+            input.set(rst2init_qp_in::qpn, self.qp.number().into());
+            let mut context = input.sub_mut(rst2init_qp_in::qpc);
+            for (field, value) in [
+                (qpc::pm_state, 3),
+                (qpc::rwe, 1),
+                (qpc::rre, 1),
+                (qpc::mtu, 3),
+                (qpc::log_msg_max, 30),
+                (qpc::remote_qpn, self.qp.number().into()),
+                (qpc::retry_count, 7),
+                (qpc::rnr_retry, 7),
+            ] {
+                context.set(field, value);
+            }
+            let mut path = context.sub_mut(qpc::primary_address_path);
+            path.set(ads::vhca_port_num, link.port.into());
+            path.set(ads::pkey_index, link.pkey_index.into());
+            path.set(ads::ack_timeout, 16);
+            if link.layer == LinkLayer::ETHERNET {
+                path.set(ads::src_addr_index, own.index.into());
+                path.set_span(ads::rgid_rip, &own.gid.0);
+            } else {
+                path.set(ads::rlid, port.lid.into());
+            }
+            // SAFETY: the queues are empty, and no peer has a key.
+            unsafe { devx::modify(&self.qp, input.bytes(), &mut [0; 16])? };
+        }
+        Ok(())
+    }
+
+    /// Hands a WQE to the device.
+    fn ring(&mut self, head: [u8; 8]) -> Verdict {
+        self.poster.publish();
+        Ok(self.page.ring_be64(0x800, u64::from_be_bytes(head))?)
+    }
+
+    /// Arms the completion queue.
+    fn arm(&mut self, events: u32) -> Verdict {
+        let word = self.poller.arm(events);
+        let word = u64::from(word) << 32 | u64::from(self.cq.number());
+        Ok(self.page.ring_be64(0x20, word)?)
+    }
+}
+
+fn queues_of_devx_alone_carry_a_write() -> Verdict {
+    let mut queues = Queues::new(open()?)?;
+    let mut memory = queues.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
+    for round in 0..100 {
+        memory.write_at(0, round)?;
+        let to: Remote = memory.remote(8)?;
+        let first = queues.poster.at();
+        let head = queues.poster.rdma_write(&memory.sge(..1)?, &to);
+        queues.ring(head)?;
+        let (index, _) = queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+        assert_eq!((index, memory.read_at(1)), (first, Some(round)));
+    }
+    let mut output = vec![0; query_cq_out::SIZE];
+    devx::query(&queues.cq, &about(opcode::QUERY_CQ, queues.cq.number()), &mut output)?;
+    let output = Bits::<query_cq_out, _>::new(output);
+    assert_eq!(output.sub(query_cq_out::cq_context).get(cqc::producer_counter), 100);
+    assert_ne!(queues.uar.page_id(), 0);
+    Ok(())
+}
+
+fn events_arrive_with_their_cookies() -> Verdict {
+    const COOKIE: u64 = 0xdead_0000_beef;
+    let context = open()?;
+    for data in [DevxEventData::Entry, DevxEventData::Omitted] {
+        let events = DevxEvents::create(&context, data)?;
+        let mut queues = Queues::new(context.clone())?;
+        let memory = queues.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
+        events.subscribe(Some(&queues.cq), &[0, 4], COOKIE)?;
+        for round in 0..3 {
+            queues.arm(round)?;
+            assert_eq!(events.try_next()?, None, "round {round}");
+            let head = queues.poster.rdma_write(&memory.sge(..1)?, &memory.remote(8)?);
+            queues.ring(head)?;
+            let event = events.wait(Some(PATIENCE))?.expect("an event");
+            assert_eq!(event.cookie, COOKIE);
+            assert_eq!(event.entry.is_some(), data == DevxEventData::Entry);
+            if let Some(entry) = event.entry {
+                assert_eq!(entry[1], 0, "a completion");
+                let number = entry[57..60].iter().fold(0, |n, byte| n << 8 | u32::from(*byte));
+                assert_eq!(number, queues.cq.number());
+            }
+            queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+        }
+        // Types that objects, or their absence, do not have.
+        for (object, types) in [(Some(&queues.cq), &[9u16][..]), (None, &[0]), (None, &[])] {
+            let error = events.subscribe(object, types, 0).unwrap_err();
+            assert_eq!(error.errno(), Errno::INVAL, "{error}");
+        }
+        events.subscribe(None, &[9], 0)?;
+        let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK)?;
+        events.subscribe_eventfd(Some(&queues.cq), &[0], &eventfd)?;
+        queues.arm(3)?;
+        let head = queues.poster.rdma_write(&memory.sge(..1)?, &memory.remote(8)?);
+        queues.ring(head)?;
+        queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+        // Both subscriptions get it.
+        assert!(events.wait(Some(PATIENCE))?.is_some());
+        let mut count = [0; 8];
+        rustix::io::read(&eventfd, &mut count)?;
+        assert_eq!(u64::from_ne_bytes(count), 1);
+    }
+    Ok(())
+}
+
+fn objects_and_umems_leave_nothing() -> Verdict {
+    open()?;
+    let kinds = [ObjectKind::MLX5_DEVX_OBJ, ObjectKind::MLX5_DEVX_UMEM, ObjectKind::MLX5_UAR];
+    rounds(&kinds, |context| {
+        let context = context.clone();
+        Ok(Box::new(move || {
+            drop(Queues::new(context.clone())?);
+            drop(create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?);
+            drop(DevxEvents::create(&context, DevxEventData::Entry)?);
+            Ok(())
+        }))
+    })
+}
