@@ -333,16 +333,7 @@ impl CqBuilder {
         if cqe == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
-        if vector >= file.completion_vectors {
-            return Err(Error::invalid(
-                VERB,
-                format!(
-                    "completion vector {vector}, but {} has only {}",
-                    file.device.name(),
-                    file.completion_vectors
-                ),
-            ));
-        }
+        file.check_vector(VERB, vector)?;
         if let Some(channel) = &channel {
             file.check_same(VERB, "completion channel", &channel.file)?;
         }

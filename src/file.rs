@@ -152,6 +152,18 @@ impl File {
         ))
     }
 
+    /// Refuses a completion vector that the device does not have. mlx5's QUERY_EQN takes the low 16 bits of any number.
+    pub(crate) fn check_vector(&self, verb: &'static str, vector: u32) -> Result<()> {
+        if vector < self.completion_vectors {
+            return Ok(());
+        }
+        let (name, vectors) = (self.device.name(), self.completion_vectors);
+        Err(Error::invalid(
+            verb,
+            format!("completion vector {vector}, but {name} has only {vectors}"),
+        ))
+    }
+
     /// A key for a new object, by which events name it.
     pub(crate) fn register(&self, verb: &'static str, kind: EventSourceKind) -> Result<EventKey> {
         self.check_fork(verb)?;

@@ -180,19 +180,17 @@ pub fn general_command(context: &Context, input: &[u8], output: &mut [u8]) -> Re
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` on a device of another driver and without DEVX, `EINVAL` for a vector that there is not.
+/// `EOPNOTSUPP` on a device of another driver and without DEVX, `EINVAL` for a vector that the device does not have.
 #[doc(alias = "mlx5dv_devx_query_eqn")]
 pub fn query_eqn(context: &Context, vector: u32) -> Result<u32> {
     const VERB: &str = "devx_query_eqn";
     let file = file_of(VERB, context)?;
+    file.check_vector(VERB, vector)?;
     let mut eqn = 0u32;
     let mut command = Command::new(MLX5_IB_OBJECT_DEVX, MLX5_IB_METHOD_DEVX_QUERY_EQN);
     command
         .u32(MLX5_IB_ATTR_DEVX_QUERY_EQN_USER_VEC, vector)
         .output(MLX5_IB_ATTR_DEVX_QUERY_EQN_DEV_EQN, &mut eqn);
-    file.execute(VERB, &mut command).map_err(|error| {
-        let vectors = file.completion_vectors;
-        error.detail(format!("completion vector {vector}; {} has {vectors}", file.device.name()))
-    })?;
+    file.execute(VERB, &mut command)?;
     Ok(eqn)
 }
