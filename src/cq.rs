@@ -479,12 +479,12 @@ impl CompletionQueue {
         Ok(found)
     }
 
-    /// The queue of an mlx5 device.
-    pub(crate) fn mlx5(&self) -> Option<&mlx5::cq::Mlx5Cq> {
-        if let CqRing::Mlx5(ring) = &self.ring { Some(ring) } else { None }
+    /// Events of the queue that were read from its channel, modulo 4.
+    pub(crate) fn events_read(&self) -> u32 {
+        self.arm_sn.count()
     }
 
-    /// As [`mlx5`](Self::mlx5), to change.
+    /// The queue of an mlx5 device.
     pub(crate) fn mlx5_mut(&mut self) -> Option<&mut mlx5::cq::Mlx5Cq> {
         if let CqRing::Mlx5(ring) = &mut self.ring { Some(ring) } else { None }
     }

@@ -123,6 +123,12 @@ impl<M> Object<M> {
         Object { file, class, handle, alive, owned, memory: Some(memory) }
     }
 
+    /// An object through which the device reaches no memory of this process.
+    pub(crate) fn without_memory(file: Arc<File>, class: Class, handle: u32) -> Self {
+        let (alive, owned) = (AtomicBool::new(true), AtomicBool::new(true));
+        Object { file, class, handle, alive, owned, memory: None }
+    }
+
     /// An object that another process made on the same file, and will destroy.
     pub(crate) fn imported(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
         let object = Object::new(file, class, handle, memory);
@@ -209,9 +215,10 @@ impl<M> Object<M> {
         if destroyed == Err(Errno::IO) && self.file.is_disassociated() {
             // The kernel removes the methods of drivers first. It never confirms that a driver's object is gone, which
             // does no harm unless the object has memory of this process.
-            destroyed = match (self.class.is_of_driver(), size_of::<M>()) {
-                (true, 0) => Ok(()),
-                (true, _) => destroyed,
+            let keeps_memory = self.memory.is_some() && size_of::<M>() != 0;
+            destroyed = match (self.class.is_of_driver(), keeps_memory) {
+                (true, false) => Ok(()),
+                (true, true) => destroyed,
                 (false, _) => self.wait_for_disassociation(),
             };
         }

@@ -135,7 +135,7 @@
 //! | `mlx5dv_init_obj` of queues: `struct mlx5dv_qp`, `struct mlx5dv_cq`, `struct mlx5dv_srq` | [`mlx5::RawQueuePair`](crate::mlx5::RawQueuePair), [`mlx5::RawCompletionQueue`](crate::mlx5::RawCompletionQueue), [`mlx5::RawSharedReceiveQueue`](crate::mlx5::RawSharedReceiveQueue), whose `layout` has addresses and numbers |
 //! | `struct mlx5dv_ah`, `struct mlx5dv_dm`, `struct mlx5dv_pd` | [`mlx5::address_vector`](crate::mlx5::address_vector), [`mlx5::device_memory_address`](crate::mlx5::device_memory_address), [`mlx5::pd_number`](crate::mlx5::pd_number) |
 //! | `mlx5dv_devx_alloc_uar`, `mlx5dv_devx_free_uar` | [`mlx5::Uar`](crate::mlx5::Uar) |
-//! | `mlx5dv_devx_general_cmd`, `mlx5dv_devx_query_eqn` | [`devx::general_command`](crate::mlx5::devx::general_command), [`query_eqn`](crate::mlx5::devx::query_eqn) |
+//! | `mlx5dv_devx_general_cmd`, `mlx5dv_devx_query_eqn` | [`devx::general_command`](crate::mlx5::devx::general_command), [`general_command_unchecked`](crate::mlx5::devx::general_command_unchecked), [`query_eqn`](crate::mlx5::devx::query_eqn) |
 //! | `mlx5dv_devx_obj_create`, `mlx5dv_devx_obj_destroy`, `struct mlx5dv_devx_obj` | [`DevxObject::create`](crate::mlx5::devx::DevxObject::create), [`destroy`](crate::mlx5::devx::DevxObject::destroy) |
 //! | `mlx5dv_devx_obj_query`, `mlx5dv_devx_qp_query`, `mlx5dv_devx_cq_query`, `mlx5dv_devx_srq_query` | [`devx::query`](crate::mlx5::devx::query) of a [`DevxTarget`](crate::mlx5::devx::DevxTarget) |
 //! | `mlx5dv_devx_obj_modify`, `mlx5dv_devx_qp_modify`, `mlx5dv_devx_cq_modify`, `mlx5dv_devx_srq_modify` | [`devx::modify`](crate::mlx5::devx::modify) |

@@ -537,6 +537,7 @@ impl Driver {
     fn pass_on(&mut self, event: &Event) {
         /// `MLX5_PORT_CHANGE_SUBTYPE_ACTIVE`.
         const SUB_ACTIVE: u8 = 4;
+        self.subscriptions.retain(|subscription| !subscription.is_over());
         self.subscriptions.iter().for_each(|subscription| subscription.take(event));
         match (event.kind, event.subject()) {
             (event::PORT_CHANGE, _) => {

@@ -91,6 +91,11 @@ impl ArmSn {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// The count.
+    pub(crate) fn count(&self) -> u32 {
+        self.shifted() >> ArmSn::SHIFT
+    }
+
     /// Counts one event. The caller holds the lock of the slots.
     fn add(&self) {
         let next = self.shifted().wrapping_add(1 << ArmSn::SHIFT) & 3 << ArmSn::SHIFT;

@@ -18,10 +18,11 @@ pub struct WqLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegisterLayout {
-    /// The register, which takes the first eight bytes of the newest WQE in one store.
+    /// The register, which takes the first eight bytes of the newest WQE in one store. No other queue pair rings it, but
+    /// those of the same thread domain, which must not do so meanwhile.
     pub reg: *mut u64,
     /// Bytes of each of the register's two BlueFlame buffers, which lie side by side and are written in turn; 0 if it
-    /// takes doorbells only: without write combining, and where other queue pairs ring the register, too.
+    /// takes doorbells only: without write combining.
     pub blueflame_bytes: u32,
 }
 
@@ -40,6 +41,8 @@ pub struct QpLayout {
     pub dbrec: *mut u32,
     /// The register that sends ring.
     pub register: RegisterLayout,
+    /// The indices where the library stopped.
+    pub posted: QpIndices,
 }
 
 /// A completion queue.
@@ -59,8 +62,10 @@ pub struct CqLayout {
     pub dbrec: *mut u32,
     /// The register that arms the queue. A device in this process does not see the store.
     pub arm: *mut u64,
-    /// The consumer index, of 24 bits.
+    /// The consumer index where the library stopped, of 24 bits.
     pub consumer: u32,
+    /// Events of the queue that were read from its channel until then, modulo 4, which the word that arms it counts.
+    pub events: u32,
 }
 
 /// A shared receive queue: WQEs that are linked to the next by `next_wqe_index` in their first segment.

@@ -16,7 +16,7 @@
 //!
 //! let uar = Uar::alloc(context, UarKind::NonCached)?;
 //! // 64 CQEs, and behind them the doorbell record.
-//! let umem = Umem::builder(context).allocate(2 * 4096)?;
+//! let umem = Umem::builder(context).page_sizes(4096).allocate(2 * 4096)?;
 //! let mut bytes = [0; create_cq_in::SIZE];
 //! bytes[..2].copy_from_slice(&opcode::CREATE_CQ.to_be_bytes());
 //! let mut command = Bits::<create_cq_in, _>::new(bytes);
@@ -38,7 +38,7 @@ mod events;
 mod object;
 mod umem;
 
-pub use command::{general_command, query_eqn};
+pub use command::{general_command, general_command_unchecked, query_eqn};
 pub use events::{DevxEvent, DevxEventData, DevxEvents};
-pub use object::{DevxObject, DevxTarget, modify, query};
-pub use umem::{Umem, UmemBuilder, UmemRef};
+pub use object::{DevxObject, DevxRef, DevxTarget, modify, query};
+pub use umem::{Umem, UmemBuilder};

@@ -13,7 +13,8 @@ use rustix::io::Errno;
 /// itself.
 ///
 /// The library neither posts to it nor looks into its queues. Its state is changed as always, by
-/// [`control`](Self::control). It is destroyed when it is dropped, and the memory of its queues stays as long as it.
+/// [`control`](Self::control). It is destroyed when it is dropped, and the memory of its queues stays as long as it. Its
+/// methods may be called from any thread.
 ///
 /// Completions that reach a completion queue of this library have the index of their WQE as `wr_id`: of a send the
 /// WQEBB where the WQE begins, both modulo the length of the ring. The opcode of each send reads as
@@ -53,23 +54,40 @@ pub struct RawQueuePair<S: Sharing = Shared> {
 }
 
 impl<S: Sharing> RawQueuePair<S> {
-    /// Takes a queue pair to which nothing is posted, or whose requests have all completed.
+    /// Takes a queue pair to which nothing is posted, or whose requests have all completed, which the library knows when
+    /// the completion of the last one was polled.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` on a device of another driver, [`Error::is_forked`] in a child of the process that created it; the
-    /// queue pair comes back with the error.
+    /// `EBUSY` while requests are outstanding, and for one that shares its doorbell register with others: a thread
+    /// domain has a register of its own, and a context has some more, for its first queue pairs. `EOPNOTSUPP` on a device
+    /// of another driver, [`Error::is_forked`] in a child of the process that created it; the queue pair comes back
+    /// with the error.
     pub fn take(qp: QueuePair<S>) -> Result<Self, ErrorWith<QueuePair<S>>> {
         const VERB: &str = "take_qp";
         if let Err(error) = qp.qp.file().check_fork(VERB) {
             return Err(error.with(qp));
         }
         let Some((sq, rq)) = qp.mlx5() else { return Err(foreign(VERB).with(qp)) };
+        let (sends, receives) = (sq.outstanding(), rq.map_or(0, Mlx5Rq::outstanding));
+        if sends != 0 || receives != 0 {
+            let detail = format!(
+                "{sends} sends and {receives} receives are outstanding: poll the completions of the last ones, or reset \
+                 the queue pair"
+            );
+            return Err(Error::new(VERB, Errno::BUSY).detail(detail).with(qp));
+        }
+        if !sq.owns_register() {
+            let detail = "other queue pairs of the context ring its doorbell register, too: create it in a parent domain \
+                          with a thread domain, which has a register of its own";
+            return Err(Error::new(VERB, Errno::BUSY).detail(detail).with(qp));
+        }
         sq.number_wqes();
         rq.into_iter().for_each(Mlx5Rq::number_wqes);
         let (dbrec, (send, register)) = (sq.dbrec().as_ptr(), sq.layout());
+        let posted = QpIndices { wqebbs: sq.posted(), receives: rq.map_or(0, Mlx5Rq::posted) };
         let rq = rq.map(Mlx5Rq::layout);
-        let layout = QpLayout { qpn: qp.qpn().0, sq: send, rq, dbrec, register };
+        let layout = QpLayout { qpn: qp.qpn().0, sq: send, rq, dbrec, register, posted };
         Ok(RawQueuePair { qp, layout })
     }
 
@@ -92,7 +110,7 @@ impl<S: Sharing> RawQueuePair<S> {
     /// # Safety
     ///
     /// All memory that the WQEs name by key is valid until they have completed, and memory that the device writes is not
-    /// borrowed. Under a thread domain nobody rings another queue pair of it meanwhile.
+    /// borrowed. Nobody rings another queue pair of its thread domain meanwhile.
     ///
     /// # Errors
     ///
@@ -131,7 +149,8 @@ impl<S: Sharing> RawQueuePair<S> {
     }
 
     /// Brings the queue pair to state [`RESET`](crate::QpState::RESET), where the device has none of its WQEs any more,
-    /// and gives it back. See [`QueuePair::reset`].
+    /// and gives it back. See [`QueuePair::reset`]. Its completion queues are the library's: give a
+    /// [`RawCompletionQueue`](super::RawCompletionQueue) back before.
     ///
     /// # Errors
     ///
@@ -144,6 +163,16 @@ impl<S: Sharing> RawQueuePair<S> {
             Ok(()) => Ok(self.qp),
             Err(error) => Err(error.with(self)),
         }
+    }
+
+    /// Destroys the queue pair; dropping it does the same silently.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::destroy`]; this comes back with the error.
+    pub fn destroy(self) -> Result<(), ErrorWith<RawQueuePair<S>>> {
+        let RawQueuePair { qp, layout } = self;
+        qp.destroy().map_err(|failed| failed.map(|qp| RawQueuePair { qp, layout }))
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A shared receive queue that other code than this library fills.
 ///
 /// Queue pairs are made on it as on a [`SharedReceiveQueue`]. Completions that reach a completion queue of this library
-/// have the index of their WQE as `wr_id`.
+/// have the index of their WQE as `wr_id`. Its methods may be called from any thread.
 ///
 /// ```no_run
 /// # fn f(srq: uverbs::SharedReceiveQueue) -> Result<(), Box<dyn std::error::Error>> {
@@ -59,6 +59,20 @@ impl RawSharedReceiveQueue {
         self.layout
     }
 
+    /// Everything but posting, such as a query.
+    pub fn queue(&self) -> &SharedReceiveQueue {
+        &self.srq
+    }
+
+    /// Raises an event once when few receives are left; see [`SharedReceiveQueue::set_limit`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn set_limit(&mut self, limit: u32) -> crate::Result<()> {
+        self.srq.set_limit(limit)
+    }
+
     /// Gives the queue back to the library, which goes on with the WQE `head`, behind `posted` receives.
     ///
     /// # Safety
@@ -82,6 +96,16 @@ impl RawSharedReceiveQueue {
             ring.resume(head, posted);
         }
         Ok(self.srq)
+    }
+
+    /// Destroys the queue; dropping it does the same silently, as soon as no queue pair uses it any more.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedReceiveQueue::destroy`]; this comes back with the error.
+    pub fn destroy(self) -> Result<(), ErrorWith<RawSharedReceiveQueue>> {
+        let RawSharedReceiveQueue { srq, layout } = self;
+        srq.destroy().map_err(|failed| failed.map(|srq| RawSharedReceiveQueue { srq, layout }))
     }
 }
 

@@ -18,11 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
+use uverbs::mlx5::devx::{DevxEventData, DevxEvents, DevxObject};
 use uverbs::mlx5::{Uar, UarKind, Var, VarKind};
 use uverbs::{
     Access, Context, Device, Errno, EventType, Notify, ObjectKind, PostError, QpAttr, QpState,
     QpType, WcStatus, WindowType,
 };
+use uverbs_uapi::mlx5::prm::opcode;
 
 /// The argument of a program whose device under test is removed.
 const UNPLUG: &str = "--unplug";
@@ -273,6 +275,15 @@ fn none_leaked(context: &Context) -> Verdict {
     }
 }
 
+/// A counter set of DEVX, which has no memory.
+#[allow(unsafe_code, reason = "a command, which could name memory")]
+fn counters(context: &Context) -> uverbs::Result<DevxObject> {
+    let mut command = [0; 16];
+    command[..2].copy_from_slice(&opcode::ALLOC_Q_COUNTER.to_be_bytes());
+    // SAFETY: the command names neither memory nor keys.
+    unsafe { DevxObject::create(context, &command, &mut [0; 16], &[]) }
+}
+
 /// Makes one object of each kind, and returns the checks for the time after the device is gone.
 fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let context = Context::open(device)?;
@@ -287,6 +298,8 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let var = Var::alloc(&context, VarKind::Virtio)?;
     let uar = Uar::alloc(&context, UarKind::NonCached)?;
+    let counters = counters(&context)?;
+    let events = DevxEvents::create(&context, DevxEventData::Entry)?;
     let (page, bell) = (var.map()?, uar.map()?);
     page.ring_u32(0, 1)?;
     Ok(move || {
@@ -315,6 +328,10 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         gone("open_xrcd", context.xrcd_builder().build())?;
         gone("Var::alloc", Var::alloc(&context, VarKind::Virtio))?;
         gone("Uar::alloc", Uar::alloc(&context, UarKind::NonCached))?;
+        gone("DevxObject::create", self::counters(&context))?;
+        gone("DevxEvents::try_next", events.try_next())?;
+        gone("DevxEvents::wait", events.wait(None))?;
+        counters.destroy()?;
         // The kernel has destroyed all objects, so that their destruction is no error, one by one or by drop; lent
         // registers still come back.
         drop(owner);

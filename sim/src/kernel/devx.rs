@@ -8,8 +8,10 @@ use super::{FileId, Kernel, Method, Object};
 use crate::call::{Call, Result};
 use crate::driver::{Driver, input};
 use crate::events::EventFile;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use std::os::fd::AsRawFd;
 use uverbs_connectx::format::event::{self, Event, Subject};
 use uverbs_uapi::mlx5::devx::*;
 use uverbs_uapi::mlx5::object::{
@@ -162,38 +164,19 @@ pub(crate) struct Subscription {
     /// The handle of the object, and what events say of it; `None` for events of no object.
     object: Option<(u32, Identity)>,
     kind: u8,
+    channel: EventFile,
     to: Target,
 }
 
 #[derive(Debug)]
 enum Target {
-    Channel { to: EventFile, cookie: u64, omits_data: bool },
+    Channel { cookie: u64, omits_data: bool },
     EventFd(OwnedFd),
 }
 
 /// Commands that any context may send, also one without DEVX.
 const WHITELIST: [u16; 3] =
     [opcode::QUERY_HCA_CAP, opcode::QUERY_HCA_VPORT_CONTEXT, opcode::QUERY_ESW_VPORT_CONTEXT];
-
-/// Commands that name no object, beside those from 0xb00 to 0xcff.
-const GENERAL: [u16; 16] = [
-    opcode::QUERY_HCA_CAP,
-    opcode::QUERY_HCA_VPORT_CONTEXT,
-    opcode::QUERY_ESW_VPORT_CONTEXT,
-    opcode::QUERY_VPORT_STATE,
-    opcode::QUERY_ADAPTER,
-    opcode::QUERY_ISSI,
-    opcode::QUERY_NIC_VPORT_CONTEXT,
-    opcode::QUERY_ROCE_ADDRESS,
-    opcode::QUERY_VNIC_ENV,
-    opcode::QUERY_VPORT_COUNTER,
-    opcode::GET_DROPPED_PACKET_LOG,
-    opcode::NOP,
-    opcode::QUERY_CONG_STATUS,
-    opcode::QUERY_CONG_PARAMS,
-    opcode::QUERY_CONG_STATISTICS,
-    opcode::QUERY_LAG,
-];
 
 /// Commands that create an object whose number is the third word of the output, with those that destroy it.
 const CREATES: [(u16, u16); 16] = [
@@ -312,7 +295,8 @@ fn other(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let out = MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT;
     let input = command(kernel, call, [MLX5_IB_ATTR_DEVX_OTHER_CMD_IN, out])?;
     let op = half(&input, 0);
-    if !GENERAL.contains(&op) && !(0xb00..0xd00).contains(&op) {
+    let is_late = (opcode::GENERAL_START..opcode::GENERAL_END).contains(&op);
+    if !opcode::GENERAL_QUERIES.contains(&op) && !is_late {
         return Err(Errno::INVAL);
     }
     let output = send(kernel, call, &input, out)?;
@@ -566,7 +550,7 @@ fn subscribe(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let fd = call.fd_if(MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_FD_HANDLE).ok_or(Errno::INVAL)?;
     let inode = call.user.inode(fd).ok_or(Errno::BADF)?;
     let files = &kernel.file(call.file)?.events;
-    let to = files.iter().find(|file| file.is_behind(inode)).ok_or(Errno::BADF)?.clone();
+    let channel = files.iter().find(|file| file.is_behind(inode)).ok_or(Errno::BADF)?.clone();
     let redirect = call.u32_if(MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_FD_NUM);
     let cookie = call.u64_if(MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_COOKIE);
     if redirect.is_some() && cookie.is_some() {
@@ -584,16 +568,29 @@ fn subscribe(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
             return Err(Errno::INVAL);
         }
         let to = match redirect {
-            Some(fd) => Target::EventFd(call.user.duplicate(fd as i32).ok_or(Errno::BADF)?),
+            Some(fd) => {
+                let fd = call.user.duplicate(fd as i32).ok_or(Errno::BADF)?;
+                if !is_eventfd(&fd) {
+                    return Err(Errno::INVAL);
+                }
+                Target::EventFd(fd)
+            }
             None => {
-                let omits_data = to.width() < EQE;
-                Target::Channel { to: to.clone(), cookie: cookie.unwrap_or(0), omits_data }
+                let omits_data = channel.width() < EQE;
+                Target::Channel { cookie: cookie.unwrap_or(0), omits_data }
             }
         };
-        added.push(Subscription { file: call.file, object, kind: kind as u8, to });
+        let channel = channel.clone();
+        added.push(Subscription { file: call.file, object, kind: kind as u8, channel, to });
     }
     kernel.driver(call.file)?.0.subscriptions.extend(added);
     Ok(())
+}
+
+/// Whether a write of eight bytes adds to a counter, and does nothing else.
+fn is_eventfd(fd: &OwnedFd) -> bool {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    std::fs::read_link(link).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
 }
 
 impl Subscription {
@@ -602,21 +599,30 @@ impl Subscription {
         self.file == file && (handle.is_none() || handle == self.object.map(|(handle, _)| handle))
     }
 
+    /// Whether the program has closed the channel.
+    pub(crate) fn is_over(&self) -> bool {
+        self.channel.is_closed()
+    }
+
     /// Passes an event on if it is one of those subscribed to.
     pub(crate) fn take(&self, event: &Event) {
         if self.kind != event.kind || !self.is_about(event.subject()) {
             return;
         }
         match &self.to {
-            Target::Channel { to, cookie, omits_data } => {
+            Target::Channel { cookie, omits_data } => {
                 let mut record = cookie.to_ne_bytes().to_vec();
                 if !omits_data {
                     record.extend(eqe(event));
                 }
-                to.send(&record);
+                self.channel.send(&record);
             }
             Target::EventFd(fd) => {
-                let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+                // A counter that is full blocks a writer; the kernel leaves it full.
+                let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+                if poll(&mut fds, Some(&Timespec::default())) == Ok(1) {
+                    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+                }
             }
         }
     }

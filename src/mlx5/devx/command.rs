@@ -12,7 +12,9 @@ use uverbs_uapi::mlx5::devx::{
     MLX5_IB_METHOD_DEVX_OTHER, MLX5_IB_METHOD_DEVX_QUERY_EQN,
 };
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_DEVX;
-use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::opcode::{self, GENERAL_QUERIES};
+
+const GENERAL: &str = "devx_general_cmd";
 
 /// Bytes of the header of an input, and of an output.
 const HEADER: usize = 16;
@@ -36,7 +38,7 @@ fn name(input: &[u8]) -> String {
     opcode::name(op).map_or_else(|| format!("command {op:#x}"), str::to_owned)
 }
 
-/// Refuses a command that no kernel takes: one of a wrong length, or for another function than the context's.
+/// Refuses a command of a length that no kernel takes.
 fn check(verb: &'static str, input: &[u8], output: &[u8]) -> Result<()> {
     for (bytes, which) in [(input, "input"), (output, "output")] {
         if !(HEADER..=MOST).contains(&bytes.len()) {
@@ -55,46 +57,70 @@ fn check(verb: &'static str, input: &[u8], output: &[u8]) -> Result<()> {
 /// `EOPNOTSUPP` without.
 pub(super) fn file_of<'c>(verb: &'static str, context: &'c Context) -> Result<&'c Arc<File>> {
     let file = &context.file;
-    if file.provider.mlx5(verb)?.limits().devx == Some(false) {
-        let name = file.device.name();
-        let detail = format!("{name} has no DEVX, or its driver permits this user none");
-        return Err(Error::new(verb, Errno::OPNOTSUPP).detail(detail));
+    file.provider.mlx5(verb)?;
+    if !has_devx(file) {
+        return Err(Error::new(verb, Errno::OPNOTSUPP).detail(without_devx(file)));
     }
     file.check_fork(verb)?;
     Ok(file)
 }
 
-/// Runs the method that `prepare` fills, with the command as its attributes `ids`. Returns what `then` finds in it.
-pub(super) fn run<T>(
+/// Whether the kernel made a user context for the file, as far as it tells.
+fn has_devx(file: &File) -> bool {
+    file.provider.mlx5("query_device").is_ok_and(|mlx5| mlx5.limits().devx != Some(false))
+}
+
+fn without_devx(file: &File) -> String {
+    format!("{} has no DEVX, or its driver permits this user none", file.device.name())
+}
+
+/// The object that a command is about, and the attribute that names it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Subject {
+    None,
+    New { attribute: u16 },
+    Of { attribute: u16, handle: u32 },
+}
+
+/// Runs a method with a command as its attributes `ids`. Returns the handle of a new object, else 0.
+pub(super) fn run(
     file: &File,
     verb: &'static str,
     method: (u16, u16),
     ids: [u16; 2],
     input: &[u8],
     output: &mut [u8],
-    (prepare, then): (
-        impl FnOnce(&mut Command<'_>),
-        impl FnOnce(&Command<'_>) -> std::result::Result<T, Errno>,
-    ),
-) -> Result<T> {
+    object: Subject,
+) -> Result<u32> {
     check(verb, input, output)?;
     let mut command = Command::new(method.0, method.1);
-    prepare(&mut command);
+    match object {
+        Subject::None => {}
+        Subject::New { attribute } => drop(command.new_handle(attribute)),
+        Subject::Of { attribute, handle } => drop(command.handle(attribute, handle)),
+    }
     command.input(ids[0], input).output(ids[1], &mut *output);
     let ran = file.execute(verb, &mut command);
-    let found = then(&command);
-    ran.map_err(|error| refusal(error, input, output))?;
-    found.map_err(|errno| Error::new(verb, errno))
+    let made = match object {
+        Subject::New { attribute } => command.made(attribute),
+        Subject::None | Subject::Of { .. } => Ok(0),
+    };
+    ran.map_err(|error| refusal(file, error, input, output))?;
+    made.map_err(|errno| Error::new(verb, errno))
 }
 
 /// Explains the error of a command: the kernel's, or firmware's, whose status and syndrome are in the output.
-fn refusal(error: Error, input: &[u8], output: &[u8]) -> Error {
+fn refusal(file: &File, error: Error, input: &[u8], output: &[u8]) -> Error {
     match error.kernel_errno() {
         Some(Errno::REMOTEIO) => {
             let (status, errno) = status(output.first().copied().unwrap_or(0));
             let (name, syndrome) = (name(input), word(output, 4));
             let detail = format!("firmware refused {name}: {status}, syndrome {syndrome:#x}");
             error.meaning(errno).detail(detail)
+        }
+        Some(Errno::INVAL) if !has_devx(file) => {
+            let (name, why) = (name(input), without_devx(file));
+            error.meaning(Errno::OPNOTSUPP).detail(format!("{name}: {why}"))
         }
         Some(Errno::INVAL) => {
             let detail =
@@ -121,15 +147,15 @@ fn status(status: u8) -> (&'static str, Errno) {
         0x0f => ("no resources", Errno::AGAIN),
         0x10 => ("bad queue pair state", Errno::INVAL),
         0x30 => ("bad packet", Errno::INVAL),
-        0x40 => ("bad size of too many outstanding CQEs", Errno::INVAL),
+        0x40 => ("bad size, or too many outstanding CQEs", Errno::INVAL),
         0x50 => ("bad input length", Errno::IO),
         0x51 => ("bad output length", Errno::IO),
         _ => ("unknown status", Errno::IO),
     }
 }
 
-/// Sends a command about no object of the program's, such as a query of capabilities, and writes its output to
-/// `output`. A context without DEVX may query capabilities and vport contexts.
+/// Sends a query about no object of the program's, such as one of capabilities, and writes its output to `output`. A context
+/// without DEVX may query capabilities and vport contexts. It waits for firmware, and may be called from any thread.
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
@@ -151,28 +177,60 @@ fn status(status: u8) -> (&'static str, Errno) {
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` on a device of another driver and without DEVX; `EINVAL` for a command that the kernel does not take
-/// for one about no object, for one for another function (a `vhca_tunnel_id`), and for fewer than 16 bytes. If firmware
+/// `EOPNOTSUPP` on a device of another driver and without DEVX; `EINVAL` for a command that is not in
+/// [`GENERAL_QUERIES`], for one for another function (a `vhca_tunnel_id`), and for fewer than 16 bytes. If firmware
 /// refuses the command, the error names its status and syndrome, which from Linux 5.18 on are in `output` as well, and
 /// [`kernel_errno`](Error::kernel_errno) is `EREMOTEIO`.
 #[doc(alias = "mlx5dv_devx_general_cmd")]
 pub fn general_command(context: &Context, input: &[u8], output: &mut [u8]) -> Result<()> {
-    const VERB: &str = "devx_general_cmd";
-    context.file.provider.mlx5(VERB)?;
+    if !GENERAL_QUERIES.contains(&half(input, 0)) {
+        let detail = format!(
+            "{} is no query about no object; objects have methods of their own, and general_command_unchecked takes all \
+             opcodes",
+            name(input)
+        );
+        return Err(Error::invalid(GENERAL, detail));
+    }
     if half(input, 4) != 0 {
         let detail =
             format!("{} for the function {:#x} behind this one", name(input), half(input, 4));
-        return Err(Error::invalid(VERB, detail));
+        return Err(Error::invalid(GENERAL, detail));
     }
+    send_general(context, input, output)
+}
+
+/// As [`general_command`], for any opcode and function. The kernel also takes opcodes from `GENERAL_START` on, such as accesses
+/// to the registers of firmware.
+///
+/// # Safety
+///
+/// As far as the command lets the device access memory by key, the memory stays registered, and is not borrowed while the
+/// device may write it. It harms no object of this library.
+///
+/// # Errors
+///
+/// Those of [`general_command`], but what the kernel takes decides.
+#[allow(unsafe_code, reason = "the obligation is the caller's")]
+pub unsafe fn general_command_unchecked(
+    context: &Context,
+    input: &[u8],
+    output: &mut [u8],
+) -> Result<()> {
+    send_general(context, input, output)
+}
+
+fn send_general(context: &Context, input: &[u8], output: &mut [u8]) -> Result<()> {
+    context.file.provider.mlx5(GENERAL)?;
     run(
         &context.file,
-        VERB,
+        GENERAL,
         (MLX5_IB_OBJECT_DEVX, MLX5_IB_METHOD_DEVX_OTHER),
         [MLX5_IB_ATTR_DEVX_OTHER_CMD_IN, MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT],
         input,
         output,
-        (|_| (), |_| Ok(())),
+        Subject::None,
     )
+    .map(drop)
 }
 
 /// The number of the event queue behind a completion vector, which a completion queue of DEVX names. `vector` is below

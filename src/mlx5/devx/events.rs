@@ -10,6 +10,8 @@ use crate::events::wait::{Read, read_record, wait_readable};
 use crate::file::File;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::create_devx_event_file;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +75,7 @@ pub struct DevxEvents {
 }
 
 impl DevxEvents {
-    /// Creates a channel. Dropping it ends its subscriptions.
+    /// Creates a channel. Dropping it ends its subscriptions, unless a forked child or a duplicate has the file, too.
     ///
     /// # Errors
     ///
@@ -108,7 +110,7 @@ impl DevxEvents {
         })
     }
 
-    /// As [`subscribe`](Self::subscribe), but each event counts up `eventfd`, and does not arrive here. The subscription
+    /// As [`subscribe`](Self::subscribe), but each event adds 1 to `eventfd`, and does not arrive here. The subscription
     /// ends with the channel, or with the object, too.
     ///
     /// # Errors
@@ -163,22 +165,34 @@ impl DevxEvents {
     pub fn try_next(&self) -> Result<Option<DevxEvent>> {
         self.file.check_fork(GET)?;
         let mut cookie = [0; HEADER];
-        if self.data == DevxEventData::Omitted {
-            return Ok(match read_record(GET, self.fd.as_fd(), &mut cookie)? {
-                Read::Record => Some(DevxEvent { cookie: u64::from_ne_bytes(cookie), entry: None }),
-                Read::Empty => None,
-            });
-        }
         let mut record = [0; HEADER + EQE];
-        Ok(match read_record(GET, self.fd.as_fd(), &mut record)? {
-            Read::Record => {
+        let read = match self.data {
+            DevxEventData::Omitted => read_record(GET, self.fd.as_fd(), &mut cookie)?,
+            DevxEventData::Entry => read_record(GET, self.fd.as_fd(), &mut record)?,
+        };
+        let entry = match (read, self.data) {
+            (Read::Empty, _) => return self.check_device().map(|()| None),
+            (Read::Record, DevxEventData::Omitted) => None,
+            (Read::Record, DevxEventData::Entry) => {
                 let mut entry = [0; EQE];
                 cookie.copy_from_slice(&record[..HEADER]);
                 entry.copy_from_slice(&record[HEADER..]);
-                Some(DevxEvent { cookie: u64::from_ne_bytes(cookie), entry: Some(entry) })
+                Some(entry)
             }
-            Read::Empty => None,
-        })
+        };
+        Ok(Some(DevxEvent { cookie: u64::from_ne_bytes(cookie), entry }))
+    }
+
+    /// Fails when the device is gone, which a non-blocking read does not tell (`devx_async_event_read`): it answers `EAGAIN`,
+    /// and the file polls as readable and hung up.
+    fn check_device(&self) -> Result<()> {
+        let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec::default())).map_err(|errno| Error::new(GET, errno))?;
+        if fds[0].revents().intersects(hung_up) {
+            return Err(Error::from_kernel(GET, Errno::IO));
+        }
+        Ok(())
     }
 
     /// Waits for an event, at most for `timeout`, for ever without one. `None` after the timeout.

@@ -1,11 +1,10 @@
 //! Objects that commands make, and commands about one object.
 
-use super::command::{file_of, half, run, word};
-use super::umem::UmemRef;
+use super::command::{Subject, file_of, half, run, word};
 use crate::context::Context;
 use crate::cq::CqControl;
-use crate::error::{ErrorWith, Result};
-use crate::object::{Class, Object};
+use crate::error::{Error, ErrorWith, Result};
+use crate::object::{Class, Object, destroy_sole};
 use crate::qp::QpControl;
 use crate::srq::SharedReceiveQueue;
 use std::any::Any;
@@ -26,8 +25,9 @@ impl Class {
 
 /// An object that a command made: a queue, a memory key, a counter set, a TIR, a general object.
 ///
-/// It keeps the umems that its creation names. Dropping it destroys it. If firmware refuses, because another object
-/// uses it, it is leaked with its umems; see [`Context::leaked`].
+/// It keeps the umems and objects that its creation names. Dropping it destroys it, once no object that was created with it
+/// is left. If firmware refuses, it is leaked with all that it keeps; see [`Context::leaked`]. Its methods may be called
+/// from any thread.
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, command: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
@@ -53,37 +53,70 @@ impl Class {
 #[doc(alias = "mlx5dv_devx_obj")]
 #[derive(Debug)]
 pub struct DevxObject {
+    inner: Arc<DevxInner>,
+}
+
+#[derive(Debug)]
+struct DevxInner {
     object: Object<Vec<Arc<dyn Any + Send + Sync>>>,
     number: u32,
 }
 
+/// A [`Umem`](super::Umem) or a [`DevxObject`], which a command names and the object that it creates keeps.
+pub trait DevxRef: kept::Sealed {}
+
+impl DevxRef for DevxObject {}
+
+pub(super) mod kept {
+    use crate::context::Context;
+    use std::any::Any;
+    use std::sync::Arc;
+
+    pub trait Sealed {
+        fn context(&self) -> Context;
+
+        fn keep(&self) -> Arc<dyn Any + Send + Sync>;
+    }
+}
+
+impl kept::Sealed for DevxObject {
+    fn context(&self) -> Context {
+        Context { file: self.inner.object.file().clone() }
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.inner.clone()
+    }
+}
+
 impl DevxObject {
     /// Sends a command that creates an object, and writes its output to `output`. The kernel takes the opcodes of
-    /// queues, memory keys, domains, TIRs and TISs, tables, counters, scheduling elements and general objects.
+    /// queues, memory keys, domains, TIRs and TISs, tables, counters, scheduling elements and general objects. The object
+    /// keeps the umems and objects `keeps`: a queue pair its completion queues, so that it is destroyed before them.
     ///
     /// # Safety
     ///
-    /// The command names memory, keys and objects by number. All umems that it names are among `umems`. As far as it lets
+    /// The command names memory, keys and objects by number. All umems that it names are in `keeps`. As far as it lets
     /// the device access memory by key, the memory stays registered as long as the object, and is not borrowed while the
     /// device may write it.
     ///
     /// # Errors
     ///
-    /// As [`general_command`](super::general_command); `EINVAL` for the opcode of no creation; `ENOENT` for a
-    /// completion queue of an event queue that there is not; `ENOMEM`.
+    /// As [`general_command`](super::general_command); `EINVAL` for an opcode that creates nothing, and for an entry of `keeps` of
+    /// another context; `ENOENT` for a completion queue of an event queue that there is not; `ENOMEM`.
     #[doc(alias = "mlx5dv_devx_obj_create")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn create(
         context: &Context,
         input: &[u8],
         output: &mut [u8],
-        umems: &[&dyn UmemRef],
+        keeps: &[&dyn DevxRef],
     ) -> Result<DevxObject> {
         const VERB: &str = "devx_obj_create";
         const HANDLE: u16 = uapi::MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE;
         let file = file_of(VERB, context)?;
-        for umem in umems {
-            file.check_same(VERB, "umem", &umem.context().file)?;
+        for kept in keeps {
+            file.check_same(VERB, "umem or object", &kept.context().file)?;
         }
         let handle = run(
             file,
@@ -92,45 +125,59 @@ impl DevxObject {
             [uapi::MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN, uapi::MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT],
             input,
             output,
-            (
-                |command| {
-                    command.new_handle(HANDLE);
-                },
-                |command| command.made(HANDLE),
-            ),
+            Subject::New { attribute: HANDLE },
         )?;
-        let held = umems.iter().map(|umem| umem.hold()).collect();
-        let object = Object::new(file.clone(), Class::DEVX_OBJECT, handle, held);
-        let number = match half(input, 0) {
-            opcode::CREATE_GENERAL_OBJECT => word(output, 8),
-            // All others have 24 bits, behind 8 that are reserved.
-            _ => word(output, 8) & 0xff_ffff,
+        let (file, class) = (file.clone(), Class::DEVX_OBJECT);
+        let object = match keeps {
+            [] => Object::without_memory(file, class, handle),
+            _ => Object::new(file, class, handle, keeps.iter().map(|kept| kept.keep()).collect()),
         };
-        Ok(DevxObject { object, number })
+        let number = number_of(input, output);
+        Ok(DevxObject { inner: Arc::new(DevxInner { object, number }) })
     }
 
-    /// The device's number of the object: that in the third word of the output, where all creations have it but those of
-    /// flow table entries.
+    /// The device's number of the object, from the output of its creation; 0 of those whose number the command chose: flow
+    /// table entries, VXLAN ports, entries of the MAC table, and attachments to multicast groups.
     pub fn number(&self) -> u32 {
-        self.number
+        self.inner.number
     }
 
     /// The kernel's handle of the object, a number within its file.
+    #[doc(alias = "MLX5DV_OBJ_DEVX")]
     pub fn handle(&self) -> u32 {
-        self.object.handle()
+        self.inner.object.handle()
     }
 
     /// Destroys the object; dropping it does the same and ignores errors.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while another object uses it, and others of the kernel; the object comes back with the error.
+    /// `EBUSY` while an object that was created with it is alive, firmware's refusal if something else uses it, and others of
+    /// the kernel; the object comes back with the error.
     #[doc(alias = "mlx5dv_devx_obj_destroy")]
-    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
-        match self.object.destroy() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(error.with(self)),
-        }
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
+        const HELD: &str = "an object that was created with it is alive";
+        destroy_sole(self.inner, Class::DEVX_OBJECT.verb, HELD, |inner| inner.object.destroy())
+            .map_err(|failed| failed.map(|inner| DevxObject { inner }))
+    }
+}
+
+/// The number of a new object: where it stands in the output is `devx_get_created_obj_id` of `hw/mlx5/devx.c`.
+fn number_of(input: &[u8], output: &[u8]) -> u32 {
+    /// Numbers of 24 bits are behind 8 that are reserved.
+    const BITS_24: u32 = 0xff_ffff;
+    match half(input, 0) {
+        opcode::CREATE_GENERAL_OBJECT
+        | opcode::ALLOC_FLOW_COUNTER
+        | opcode::ALLOC_PACKET_REFORMAT_CONTEXT
+        | opcode::ALLOC_MODIFY_HEADER_CONTEXT => word(output, 8),
+        opcode::CREATE_SCHEDULING_ELEMENT => word(output, 16),
+        opcode::CREATE_PSV => word(output, 16) & BITS_24,
+        opcode::SET_FLOW_TABLE_ENTRY
+        | opcode::ADD_VXLAN_UDP_DPORT
+        | opcode::SET_L2_TABLE_ENTRY
+        | opcode::ATTACH_TO_MCG => 0,
+        _ => word(output, 8) & BITS_24,
     }
 }
 
@@ -144,7 +191,8 @@ pub(super) mod sealed {
 }
 
 /// An object that commands query and modify: a [`DevxObject`], or a queue of the verbs on an mlx5 device, by its
-/// control handle.
+/// control handle. Commands name what the driver made for it: for a shared receive queue an RMP, of an XRC domain an XRC
+/// SRQ, for a queue pair of raw packets its SQ, RQ, TIR and TIS.
 pub trait DevxTarget: sealed::Sealed {}
 
 impl DevxTarget for DevxObject {}
@@ -154,7 +202,7 @@ impl DevxTarget for SharedReceiveQueue {}
 
 impl sealed::Sealed for DevxObject {
     fn target(&self) -> (Context, u32) {
-        (Context { file: self.object.file().clone() }, self.object.handle())
+        (Context { file: self.inner.object.file().clone() }, self.inner.object.handle())
     }
 }
 
@@ -177,17 +225,26 @@ impl sealed::Sealed for SharedReceiveQueue {
 }
 
 /// Sends a command that queries an object, which the input names by its number, and writes its output to `output`.
-/// [`DevxObject`] has an example.
+/// [`DevxObject`] has an example. It waits for firmware; the kernel refuses it while a command changes the object.
 ///
 /// # Errors
 ///
-/// As [`general_command`](super::general_command); `EINVAL` for the opcode of no query, or the number of another object.
+/// As [`general_command`](super::general_command); `EINVAL` for an opcode that is no query, for the number of another object,
+/// and for a query of flow counters that writes them to memory instead of to `output`.
 #[doc(alias = "mlx5dv_devx_obj_query")]
 #[doc(alias = "mlx5dv_devx_qp_query")]
 #[doc(alias = "mlx5dv_devx_cq_query")]
 #[doc(alias = "mlx5dv_devx_srq_query")]
 pub fn query(target: &(impl DevxTarget + ?Sized), input: &[u8], output: &mut [u8]) -> Result<()> {
     const VERB: &str = "devx_obj_query";
+    /// The byte of QUERY_FLOW_COUNTER with `dump_to_memory`, and that bit.
+    const DUMP: (usize, u8) = (24, 0x40);
+    let dumps = input.get(DUMP.0).is_some_and(|byte| byte & DUMP.1 != 0);
+    if half(input, 0) == opcode::QUERY_FLOW_COUNTER && dumps {
+        let detail = "QUERY_FLOW_COUNTER with dump_to_memory, which would write where a key allows it: query the \
+                      counters into the output";
+        return Err(Error::invalid(VERB, detail));
+    }
     let (context, handle) = target.target();
     run(
         file_of(VERB, &context)?,
@@ -196,13 +253,9 @@ pub fn query(target: &(impl DevxTarget + ?Sized), input: &[u8], output: &mut [u8
         [uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_CMD_IN, uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_CMD_OUT],
         input,
         output,
-        (
-            |command| {
-                command.handle(uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_HANDLE, handle);
-            },
-            |_| Ok(()),
-        ),
+        Subject::Of { attribute: uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_HANDLE, handle },
     )
+    .map(drop)
 }
 
 /// Sends a command that changes an object, which the input names by its number, and writes its output to `output`.
@@ -218,7 +271,7 @@ pub fn query(target: &(impl DevxTarget + ?Sized), input: &[u8], output: &mut [u8
 ///
 /// # Errors
 ///
-/// As [`general_command`](super::general_command); `EINVAL` for the opcode of no change, or the number of another object.
+/// As [`general_command`](super::general_command); `EINVAL` for an opcode that changes nothing, or the number of another object.
 #[doc(alias = "mlx5dv_devx_obj_modify")]
 #[doc(alias = "mlx5dv_devx_qp_modify")]
 #[doc(alias = "mlx5dv_devx_cq_modify")]
@@ -238,11 +291,7 @@ pub unsafe fn modify(
         [uapi::MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_IN, uapi::MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_OUT],
         input,
         output,
-        (
-            |command| {
-                command.handle(uapi::MLX5_IB_ATTR_DEVX_OBJ_MODIFY_HANDLE, handle);
-            },
-            |_| Ok(()),
-        ),
+        Subject::Of { attribute: uapi::MLX5_IB_ATTR_DEVX_OBJ_MODIFY_HANDLE, handle },
     )
+    .map(drop)
 }

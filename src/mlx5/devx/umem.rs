@@ -1,6 +1,7 @@
 //! Memory that commands name by a number, for queues and their doorbell records.
 
 use super::command::file_of;
+use super::object::{DevxRef, kept};
 use crate::access::Access;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
@@ -88,9 +89,9 @@ impl UmemBuilder {
         self
     }
 
-    /// The sizes of pages in which the device may see the memory, a bit each: 4096 for pages of 4 KiB. The largest that
-    /// fits is taken. An object at an offset in the umem is aligned within pages of that size, so that a program which uses
-    /// offsets sets this. Linux 5.11.
+    /// The sizes of pages in which the device may see the memory, a bit each, in place of all from 4 KiB on: 4096 for pages of
+    /// 4 KiB. The largest that fits is taken. An object at an offset in the umem is aligned within pages of that size, so
+    /// that a program which uses offsets sets this. Linux 5.11.
     #[doc(alias = "pgsz_bitmap")]
     pub fn page_sizes(mut self, bitmap: u64) -> Self {
         self.page_sizes = Some(bitmap);
@@ -207,10 +208,15 @@ impl UmemBuilder {
             Errno::NOMEM => error.pinning(length as usize),
             _ => error.context(|| {
                 let (size, access) = (ByteCount(length), self.access);
-                let pages = self
-                    .page_sizes
-                    .map_or_else(String::new, |pages| format!(" in pages of {pages:#x}"));
-                format!("{size} at {address:#x}{pages} with access {access}")
+                let pages = self.page_sizes.map_or_else(String::new, |pages| {
+                    let sizes = (0..64).map(|bit| 1u64 << bit).filter(|size| pages & size != 0);
+                    let sizes = sizes.map(|size| ByteCount(size).to_string()).collect::<Vec<_>>();
+                    format!(
+                        " in pages of {}, no larger than what address and length are aligned to",
+                        sizes.join(" or ")
+                    )
+                });
+                format!("{size} at {address:#x}{pages}, with access {access}")
             }),
         });
         match made.and_then(|()| handle.map_err(|errno| Error::new(VERB, errno))) {
@@ -282,29 +288,14 @@ impl<M> fmt::Debug for Umem<M> {
     }
 }
 
-mod sealed {
-    use crate::context::Context;
-    use std::any::Any;
-    use std::sync::Arc;
+impl<M: Send + 'static> DevxRef for Umem<M> {}
 
-    pub trait Sealed {
-        fn context(&self) -> Context;
-
-        fn hold(&self) -> Arc<dyn Any + Send + Sync>;
-    }
-}
-
-/// A [`Umem`] of any memory.
-pub trait UmemRef: sealed::Sealed {}
-
-impl<M: Send + 'static> UmemRef for Umem<M> {}
-
-impl<M: Send + 'static> sealed::Sealed for Umem<M> {
+impl<M: Send + 'static> kept::Sealed for Umem<M> {
     fn context(&self) -> Context {
         Context { file: self.inner.object.file().clone() }
     }
 
-    fn hold(&self) -> Arc<dyn Any + Send + Sync> {
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
         self.inner.clone()
     }
 }

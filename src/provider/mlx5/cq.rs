@@ -169,6 +169,8 @@ pub(crate) struct Mlx5Cq {
     arming: DoorbellRegisterWord,
     registry: Arc<QpRegistry>,
     table: QpTable,
+    /// Foreign code polls the queue, and has consumed CQEs that the reader has not.
+    is_foreign: bool,
     /// Most completions that the device takes in one queue.
     max_cqe: u32,
     /// The completion that [`take_other`](Self::take_other) found.
@@ -206,14 +208,16 @@ impl Mlx5Cq {
             arming: arming.word(),
             registry: QpRegistry::new(poll_gate),
             table: QpTable::default(),
+            is_foreign: false,
             max_cqe: MAX_CQE,
             odd: FoundCqe::default(),
             held: None,
         }
     }
 
-    /// The queue, for foreign code.
-    pub(crate) fn layout(&self) -> CqLayout {
+    /// The queue, for foreign code, which polls it until [`resume`](Self::resume).
+    pub(crate) fn lend(&mut self, events: u32) -> CqLayout {
+        self.is_foreign = true;
         let cqes = self.reader.cqes();
         CqLayout {
             cqn: u64::from_be(self.cqn) as u32,
@@ -223,11 +227,18 @@ impl Mlx5Cq {
             dbrec: self.consumed.record().as_ptr(),
             arm: self.arming.as_ptr(),
             consumer: self.consumer(),
+            events,
         }
     }
 
     /// Goes on with the CQE `consumer`, behind those that foreign code consumed.
     pub(crate) fn resume(&mut self, consumer: u32) {
+        self.is_foreign = false;
+        self.move_to(consumer);
+    }
+
+    /// Lets the next arming name the CQE `consumer`.
+    pub(crate) fn move_to(&mut self, consumer: u32) {
         self.reader = CqReader::new(self.reader.cqes().clone(), consumer);
     }
 
@@ -240,7 +251,7 @@ impl Mlx5Cq {
     /// keeps the poller away meanwhile.
     pub(crate) fn compact_updates(&self) {
         if !self.epoch.is_over() {
-            self.registry.compact_updates(|| self.reader.is_empty());
+            self.registry.compact_updates(|| self.is_foreign || self.reader.is_empty());
         }
     }
 
@@ -555,7 +566,8 @@ impl Mlx5Cq {
 
 impl Drop for Mlx5Cq {
     fn drop(&mut self) {
-        let (reader, table) = (self.reader.clone(), std::mem::take(&mut self.table));
+        let table = std::mem::take(&mut self.table);
+        let reader = (!self.is_foreign).then(|| self.reader.clone());
         self.registry.inherit(Leftover { reader, table });
     }
 }

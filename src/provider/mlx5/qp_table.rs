@@ -47,7 +47,8 @@ const FEW: usize = 64;
 /// The table and the reader that a dropped poller left behind.
 #[derive(Debug)]
 pub(crate) struct Leftover {
-    pub(crate) reader: CqReader,
+    /// `None` if foreign code consumed completions: those that are left are unknown.
+    pub(crate) reader: Option<CqReader>,
     pub(crate) table: QpTable,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct QpRegistry {
 impl Drop for QpRegistry {
     fn drop(&mut self) {
         let leftover = self.leftover.get_mut().and_then(Option::take);
-        let Some(Leftover { reader, mut table }) = leftover else { return };
+        let Some(Leftover { reader: Some(reader), mut table }) = leftover else { return };
         // A forked child has no completions, and must not free the parent's WQEs.
         if reader.cqes().epoch().is_over() {
             return;

@@ -203,6 +203,16 @@ impl Mlx5Rq {
         WqLayout { buf: self.buffer.as_ptr(), wqe_count: self.entries, stride }
     }
 
+    /// Receives posted, modulo 2^16.
+    pub(crate) fn posted(&self) -> u16 {
+        self.head as u16
+    }
+
+    /// Receives that have no completion yet.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.head.wrapping_sub(self.shared.receives.own.tail())
+    }
+
     /// Lets completions of WQEs that foreign code posts have the WQE's index as their `wr_id`.
     pub(crate) fn number_wqes(&self) {
         self.shared.receives.own.number_wqes();

@@ -267,7 +267,6 @@ impl Mlx5Sq {
     }
 
     /// Whether no other queue pair rings the register.
-    #[cfg(test)]
     pub(crate) fn owns_register(&self) -> bool {
         self.owns_register
     }
@@ -603,8 +602,18 @@ impl Mlx5Sq {
         let wqebbs = self.buffer.wqebbs();
         let stride = SEGMENTS_PER_WQEBB * SEGMENT as u32;
         let sq = WqLayout { buf: wqebbs.as_ptr(), wqe_count: wqebbs.count(), stride };
-        let blueflame_bytes = if self.owns_register { self.register.buffer() as u32 } else { 0 };
-        (sq, RegisterLayout { reg: self.register.as_ptr(), blueflame_bytes })
+        let (reg, blueflame_bytes) = (self.register.as_ptr(), self.register.buffer() as u32);
+        (sq, RegisterLayout { reg, blueflame_bytes })
+    }
+
+    /// WQEBBs posted, modulo 2^16.
+    pub(crate) fn posted(&self) -> u16 {
+        self.producer as u16
+    }
+
+    /// Requests that have no completion yet, nor one behind them.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.head.wrapping_sub(self.shared.sends.tail())
     }
 
     /// The doorbell record, which the receive queue shares.

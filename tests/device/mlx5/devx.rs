@@ -3,11 +3,12 @@
 
 use super::raw::{Poller, Poster};
 use crate::capability::Capability;
+use crate::fork::in_child;
 use crate::leaks::rounds;
 use crate::pair::{Config, PATIENCE, Pair, gid};
 use crate::testbed::link_of;
 use crate::verdict::{Verdict, require, trials};
-use uverbs::mlx5::devx::{self, DevxEventData, DevxEvents, DevxObject, Umem};
+use uverbs::mlx5::devx::{self, DevxEventData, DevxEvents, DevxObject, DevxRef, Umem};
 use uverbs::mlx5::{DoorbellPage, Uar, UarKind, pd_number};
 use uverbs::{Access, Context, Errno, LinkLayer, ObjectKind, Remote};
 use uverbs_uapi::mlx5::cqe::mlx5_cqe_opcode;
@@ -27,8 +28,11 @@ trials![
     event_queues_are_known_by_vector,
     queues_of_the_verbs_are_queried,
     queues_of_devx_alone_carry_a_write,
+    queue_of_devx_is_queried,
+    query_that_writes_to_memory_is_refused,
     events_arrive_with_their_cookies,
     objects_and_umems_leave_nothing,
+    objects_umems_and_events_stay_the_parents,
 ];
 
 fn open() -> Verdict<Context> {
@@ -52,10 +56,9 @@ fn about(op: u16, number: u32) -> [u8; 16] {
     bytes
 }
 
-fn create(context: &Context, input: &[u8], umems: &[&Umem]) -> uverbs::Result<DevxObject> {
-    let umems: Vec<&dyn devx::UmemRef> = umems.iter().map(|umem| *umem as _).collect();
+fn create(context: &Context, input: &[u8], keeps: &[&dyn DevxRef]) -> uverbs::Result<DevxObject> {
     // SAFETY: the umems that the commands of this file name are passed along, and no WQE names freed memory.
-    unsafe { DevxObject::create(context, input, &mut [0; 16], &umems) }
+    unsafe { DevxObject::create(context, input, &mut [0; 16], keeps) }
 }
 
 fn capabilities_are_queried() -> Verdict {
@@ -101,6 +104,14 @@ fn commands_of_another_kind_are_refused() -> Verdict {
     for input in [&tunnelled[..], &tunnelled[..8]] {
         let error = general(input).unwrap_err();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    }
+    // The kernel itself passes on what no object is made by, and refuses all else.
+    for (op, passed) in [(opcode::ALLOC_PD, false), (opcode::QUERY_VHCA_STATE, true)] {
+        let input = command::<16>(op);
+        // SAFETY: neither names memory or keys.
+        let answer = unsafe { devx::general_command_unchecked(&context, &input, &mut [0; 64]) };
+        let kernel = answer.err().map(|error| error.kernel_errno());
+        assert_eq!(kernel != Some(Some(Errno::INVAL)), passed, "{op:#x}: {kernel:?}");
     }
     for op in [opcode::QUERY_HCA_CAP, opcode::DESTROY_CQ, opcode::QUERY_QP] {
         let error = create(&context, &command::<16>(op), &[]).unwrap_err();
@@ -197,8 +208,9 @@ fn queues_of_the_verbs_are_queried() -> Verdict {
 
 /// A completion queue and a connected queue pair, to itself, of DEVX alone.
 struct Queues {
-    qp: DevxObject,
+    // Dropped first: the queue pair keeps it.
     cq: DevxObject,
+    qp: DevxObject,
     poster: Poster,
     poller: Poller,
     page: DoorbellPage,
@@ -261,7 +273,7 @@ impl Queues {
         ] {
             queue.set(field, value);
         }
-        let qp = create(&context, input.bytes(), &[&umem])?;
+        let qp = create(&context, input.bytes(), &[&umem, &cq])?;
         let dbrec = |offset: u64| at(RECORDS + offset).cast();
         let poster = Poster::new(qp.number(), at(SENDS), 1 << LOG_WQES, dbrec(64));
         let poller = Poller::new(at(CQES), 1 << LOG_WQES, 64, dbrec(0), 0);
@@ -331,11 +343,38 @@ fn queues_of_devx_alone_carry_a_write() -> Verdict {
         let (index, _) = queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
         assert_eq!((index, memory.read_at(1)), (first, Some(round)));
     }
+    let Queues { cq, qp, .. } = queues;
+    let (cq, error) = cq.destroy().expect_err("the queue pair keeps it").into_parts();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
+    qp.destroy()?;
+    cq.destroy()?;
+    Ok(())
+}
+
+fn queue_of_devx_is_queried() -> Verdict {
+    let mut queues = Queues::new(open()?)?;
+    let memory = queues.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
+    for _ in 0..100 {
+        let head = queues.poster.rdma_write(&memory.sge(..1)?, &memory.remote(8)?);
+        queues.ring(head)?;
+        queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+    }
     let mut output = vec![0; query_cq_out::SIZE];
     devx::query(&queues.cq, &about(opcode::QUERY_CQ, queues.cq.number()), &mut output)?;
     let output = Bits::<query_cq_out, _>::new(output);
     assert_eq!(output.sub(query_cq_out::cq_context).get(cqc::producer_counter), 100);
     assert_ne!(queues.uar.page_id(), 0);
+    Ok(())
+}
+
+/// Firmware would write counters where an mkey of the command allows it, and the query is safe.
+fn query_that_writes_to_memory_is_refused() -> Verdict {
+    let context = open()?;
+    let counters = create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?;
+    let mut input: [u8; 32] = command(opcode::QUERY_FLOW_COUNTER);
+    input[24] = 0x40;
+    let error = devx::query(&counters, &input, &mut [0; 64]).unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     Ok(())
 }
 
@@ -370,6 +409,9 @@ fn events_arrive_with_their_cookies() -> Verdict {
         events.subscribe(None, &[9], 0)?;
         let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK)?;
         events.subscribe_eventfd(Some(&queues.cq), &[0], &eventfd)?;
+        let file = rustix::fs::memfd_create("no eventfd", rustix::fs::MemfdFlags::empty())?;
+        let error = events.subscribe_eventfd(Some(&queues.cq), &[0], &file).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL, "{error}");
         queues.arm(3)?;
         let head = queues.poster.rdma_write(&memory.sge(..1)?, &memory.remote(8)?);
         queues.ring(head)?;
@@ -395,4 +437,45 @@ fn objects_and_umems_leave_nothing() -> Verdict {
             Ok(())
         }))
     })
+}
+
+fn objects_umems_and_events_stay_the_parents() -> Verdict {
+    let context = open()?;
+    let alloc = command::<16>(opcode::ALLOC_Q_COUNTER);
+    let events = DevxEvents::create(&context, DevxEventData::Entry)?;
+    let umem = Umem::builder(&context).allocate(4096)?;
+    let counters = create(&context, &alloc, &[])?;
+    let mine = (context, events, umem, counters);
+    let (context, events, umem, counters) = in_child(mine, |(context, events, umem, counters)| {
+        let refused = |error: uverbs::Error| assert!(error.is_forked(), "{error}");
+        let input = about(opcode::QUERY_Q_COUNTER, 0);
+        // SAFETY: the commands are refused.
+        let modified = unsafe { devx::modify(&counters, &input, &mut [0; 16]) };
+        // SAFETY: as above.
+        let sent = unsafe { devx::general_command_unchecked(&context, &input, &mut [0; 16]) };
+        let query: [u8; 16] = command(opcode::QUERY_HCA_CAP);
+        for result in [
+            create(&context, &alloc, &[]).map(drop),
+            devx::query(&counters, &input, &mut [0; 16]),
+            modified,
+            sent,
+            devx::general_command(&context, &query, &mut [0; 16]),
+            devx::query_eqn(&context, 0).map(drop),
+            Umem::builder(&context).allocate(4096).map(drop),
+            DevxEvents::create(&context, DevxEventData::Entry).map(drop),
+            events.subscribe(Some(&counters), &[0], 1),
+            events.try_next().map(drop),
+            events.wait(None).map(drop),
+        ] {
+            refused(result.expect_err("it is the parent's"));
+        }
+        refused(counters.destroy().expect_err("it is the parent's").into_parts().1);
+        refused(umem.destroy().expect_err("it is the parent's").into_parts().1);
+        Ok(())
+    })?;
+    counters.destroy()?;
+    umem.destroy()?;
+    drop(events);
+    assert_eq!(context.leaked(), 0);
+    Ok(())
 }

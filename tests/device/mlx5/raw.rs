@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "queues are written and read by address")]
 
 use crate::capability::Capability;
+use crate::fork::in_child;
 use crate::pair::{Config, PATIENCE, Pair, QKEY, Side};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use std::sync::atomic::{Ordering, fence};
@@ -25,7 +26,11 @@ trials![
     foreign_code_sends_a_datagram,
     queue_of_the_library_has_the_index_of_a_foreign_wqe,
     foreign_code_arms_a_queue,
+    busy_queue_pair_is_not_taken,
+    queue_pair_that_shares_its_register_is_not_taken,
     busy_shared_receive_queue_is_not_taken,
+    dropped_queue_frees_nothing_that_foreign_code_consumed,
+    raw_queues_stay_the_parents,
     raw_queue_pair_comes_back_by_a_reset,
     device_memory_is_where_it_is_said_to_be,
 ];
@@ -377,7 +382,7 @@ fn queue_of_the_library_has_the_index_of_a_foreign_wqe() -> Verdict {
 fn foreign_code_arms_a_queue() -> Verdict {
     let mut raw = Raw::new(Config::rc())?;
     for events in 0..6 {
-        raw.cq.arm(raw.poller.consumer, events, Notify::Next)?;
+        raw.cq.arm(raw.poller.consumer, Notify::Next)?;
         assert_eq!(raw.a.channel.try_next()?, None, "event {events}");
         let (from, to) = (raw.a.memory.sge(..8)?, raw.b.remote(0));
         let head = raw.poster.rdma_write(&from, &to);
@@ -386,6 +391,90 @@ fn foreign_code_arms_a_queue() -> Verdict {
         assert_eq!(key, Some(raw.cq.control().key()), "event {events}");
         raw.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
     }
+    Ok(())
+}
+
+fn busy_queue_pair_is_not_taken() -> Verdict {
+    super::open()?;
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    a.recv(1, 0..64)?;
+    let sges = [a.sge(64..128)];
+    a.send(SendWr::send(&sges).id(2).signaled())?;
+    b.recv(3, 0..64)?;
+    b.expect(3, WcOpcode::RECV)?;
+    let Side { qp, mut cq, memory, .. } = a;
+    let (qp, error) =
+        RawQueuePair::take(qp).expect_err("two requests are outstanding").into_parts();
+    assert_eq!(error.errno(), uverbs::Errno::BUSY);
+    assert!(error.to_string().contains("1 sends and 1 receives"), "{error}");
+    let sges = [b.sge(0..64)];
+    b.send(SendWr::send(&sges).signaled())?;
+    for _ in 0..2 {
+        crate::pair::wait(&mut cq)?;
+    }
+    let raw = RawQueuePair::take(qp)?;
+    assert_eq!(raw.layout().posted, QpIndices { wqebbs: 1, receives: 1 });
+    raw.destroy()?;
+    drop(memory);
+    Ok(())
+}
+
+fn queue_pair_that_shares_its_register_is_not_taken() -> Verdict {
+    let context = super::open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
+    let mut taken = Vec::new();
+    let refused = loop {
+        let qp = pd.qp_builder(&cq, &cq, uverbs::QpType::RC).build()?;
+        match RawQueuePair::take(qp) {
+            Ok(raw) => taken.push(raw),
+            Err(refused) => break refused.into_parts().1,
+        }
+        assert!(taken.len() < 1000, "each has a register of its own");
+    };
+    assert_eq!(refused.errno(), uverbs::Errno::BUSY);
+    assert!(refused.to_string().contains("thread domain"), "{refused}");
+    let td = context.alloc_td()?;
+    let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+    RawQueuePair::take(domain.qp_builder(&cq, &cq, uverbs::QpType::RC).build()?)?.destroy()?;
+    Ok(())
+}
+
+/// Foreign code consumed the completions of three receives, and gave the shared receive queue back, which posted them
+/// again: the library, which has not read those completions, takes none of them for a receive of today.
+fn dropped_queue_frees_nothing_that_foreign_code_consumed() -> Verdict {
+    super::open()?;
+    let Pair { a, mut b, .. } = Pair::new(Config { srq: true, ..Config::rc() })?;
+    let Side { qp, srq, cq, memory, .. } = a;
+    let raw = RawSharedReceiveQueue::take(srq.ok_or_else(|| Stop::fail("it has one"))?)?;
+    let cq = RawCompletionQueue::take(cq)?;
+    let mut poller = Poller::of(cq.layout());
+    let SrqLayout { wq, head, dbrec, posted, .. } = raw.layout();
+    for at in 0..3 {
+        // SAFETY: inside the ring, which has no other writer.
+        let wqe = unsafe { wq.buf.add(usize::from(head + at) * wq.stride as usize) };
+        // SAFETY: as above, behind the segment that links the WQE to the next.
+        unsafe { wqe.add(16).cast::<[u8; 16]>().write(data(&memory.sge(0..64)?)) };
+        if wq.stride > 32 {
+            let end = Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 };
+            // SAFETY: as above.
+            unsafe { wqe.add(32).cast::<[u8; 16]>().write(data(&end)) };
+        }
+        store(dbrec, 0, (posted + at + 1).into());
+        let sges = [b.sge(0..64)];
+        b.send(SendWr::send(&sges).signaled())?;
+        poller.expect(mlx5_cqe_opcode::MLX5_CQE_RESP_SEND)?;
+    }
+    // SAFETY: each receive has completed, and its completion was consumed.
+    let mut srq = unsafe { raw.give_back(head + 3, posted + 3) }?;
+    drop(qp);
+    let mut batch = srq.batch()?;
+    while batch.push(uverbs::RecvWr::new(&[memory.sge(0..64)?])).is_ok() {}
+    // SAFETY: the memory is dropped after the queues.
+    unsafe { batch.ring()? };
+    cq.destroy()?;
+    let full = srq.batch()?.push(uverbs::RecvWr::new(&[memory.sge(0..64)?]));
+    assert_eq!(full, Err(uverbs::PostError::Full));
+    drop(srq);
     Ok(())
 }
 
@@ -417,6 +506,47 @@ fn raw_queue_pair_comes_back_by_a_reset() -> Verdict {
     assert_eq!(qp.state(), uverbs::QpState::RESET);
     assert!(qp.send_batch().is_err());
     drop(qp);
+    Ok(())
+}
+
+fn raw_queues_stay_the_parents() -> Verdict {
+    super::open()?;
+    let Pair { a, .. } = Pair::new(Config { srq: true, ..Config::rc() })?;
+    let Side { qp, srq, cq, memory, pd, .. } = a;
+    let srq = srq.ok_or_else(|| Stop::fail("it has a shared receive queue"))?;
+    let other = pd.qp_builder(&cq, &cq, uverbs::QpType::RC).build()?;
+    let spare = (other, pd.srq_builder(4).build()?, pd.context().cq_builder(4).build()?);
+    let (qp, cq) = (RawQueuePair::take(qp)?, RawCompletionQueue::take(cq)?);
+    let queues = (qp, cq, RawSharedReceiveQueue::take(srq)?, spare);
+    let (qp, cq, srq, spare) = in_child(queues, |(mut qp, mut cq, mut srq, spare)| {
+        // SAFETY: nothing is rung.
+        assert_eq!(unsafe { qp.ring(1, [0; 8]) }, Err(uverbs::RingError::Forked));
+        let refused = |error: uverbs::Error| assert!(error.is_forked(), "{error}");
+        refused(cq.arm(0, Notify::Next).expect_err("it is the parent's"));
+        refused(srq.set_limit(1).expect_err("it is the parent's"));
+        refused(RawQueuePair::take(spare.0).expect_err("as above").into_parts().1);
+        refused(RawSharedReceiveQueue::take(spare.1).expect_err("as above").into_parts().1);
+        refused(RawCompletionQueue::take(spare.2).expect_err("as above").into_parts().1);
+        // SAFETY: the queues are not given back.
+        let (qp, error) =
+            unsafe { qp.give_back(QpIndices::default()) }.expect_err("as above").into_parts();
+        refused(error);
+        // SAFETY: as above.
+        let (srq, error) = unsafe { srq.give_back(0, 0) }.expect_err("as above").into_parts();
+        refused(error);
+        // SAFETY: as above.
+        let (cq, error) = unsafe { cq.give_back(0) }.expect_err("as above").into_parts();
+        refused(error);
+        refused(qp.destroy().expect_err("as above").into_parts().1);
+        refused(srq.destroy().expect_err("as above").into_parts().1);
+        refused(cq.destroy().expect_err("as above").into_parts().1);
+        Ok(())
+    })?;
+    drop(spare);
+    qp.destroy()?;
+    srq.destroy()?;
+    cq.destroy()?;
+    drop(memory);
     Ok(())
 }
 

@@ -222,6 +222,27 @@ opcodes! {
     GENERAL_END = 0xd00,
 }
 
+/// Commands about no object that only query, and the NOP: those that `devx_is_general_cmd` of `hw/mlx5/devx.c` names. It
+/// passes opcodes from [`GENERAL_START`] on, too.
+pub const GENERAL_QUERIES: [u16; 16] = [
+    QUERY_HCA_CAP,
+    QUERY_HCA_VPORT_CONTEXT,
+    QUERY_ESW_VPORT_CONTEXT,
+    QUERY_VPORT_STATE,
+    QUERY_ADAPTER,
+    QUERY_ISSI,
+    QUERY_NIC_VPORT_CONTEXT,
+    QUERY_ROCE_ADDRESS,
+    QUERY_VNIC_ENV,
+    QUERY_VPORT_COUNTER,
+    GET_DROPPED_PACKET_LOG,
+    NOP,
+    QUERY_CONG_STATUS,
+    QUERY_CONG_PARAMS,
+    QUERY_CONG_STATISTICS,
+    QUERY_LAG,
+];
+
 /// The name of an opcode, without its `MLX5_CMD_OP_` prefix.
 pub fn name(opcode: u16) -> Option<&'static str> {
     OPCODES.iter().find(|(value, _)| *value == opcode).map(|(_, name)| *name)
