@@ -23,6 +23,8 @@ const GET: &str = "devx_get_event";
 /// Bytes of the header of a record, and of an entry of an event queue.
 const HEADER: usize = size_of::<uapi::mlx5_ib_uapi_devx_async_event_hdr>();
 const EQE: usize = 64;
+/// The name of an eventfd in procfs.
+const EVENTFD: &str = "anon_inode:[eventfd]";
 
 /// The contents of the records of an event channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +117,7 @@ impl DevxEvents {
     ///
     /// # Errors
     ///
-    /// As there; `EBADF` or `EINVAL` for a file that is no eventfd.
+    /// As there; `EINVAL` for a file that is no eventfd.
     #[doc(alias = "mlx5dv_devx_subscribe_devx_event_fd")]
     pub fn subscribe_eventfd(
         &self,
@@ -123,9 +125,17 @@ impl DevxEvents {
         types: &[u16],
         eventfd: impl AsFd,
     ) -> Result<()> {
-        let number = eventfd.as_fd().as_raw_fd() as u32;
-        self.add("devx_subscribe_event_fd", object, types, |command| {
-            command.u32(uapi::MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_FD_NUM, number);
+        const VERB: &str = "devx_subscribe_event_fd";
+        let number = eventfd.as_fd().as_raw_fd();
+        // Linux 6.1 dereferences a null pointer on its way back from the refusal of another file. Without procfs the kernel
+        // alone decides.
+        let name = std::fs::read_link(format!("/proc/self/fd/{number}"));
+        if let Some(other) = name.ok().filter(|name| name.as_os_str() != EVENTFD) {
+            let detail = format!("the file {number}, {}, is no eventfd", other.display());
+            return Err(Error::invalid(VERB, detail));
+        }
+        self.add(VERB, object, types, |command| {
+            command.u32(uapi::MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_FD_NUM, number as u32);
         })
     }
 
