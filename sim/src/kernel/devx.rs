@@ -492,7 +492,7 @@ fn reg_umem(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     for page in 0..pages {
         // Readable, and writable.
         let rights = 1 | u64::from(writable) << 1;
-        command.extend((first + page * size | rights).to_be_bytes());
+        command.extend(((first + page * size) | rights).to_be_bytes());
     }
     let (answer, lent) = kernel.execute_with(call, &command, lent)?;
     let number = Driver::created(&answer);

@@ -236,7 +236,7 @@ impl Queues {
         let at = |offset: u64| umem.as_ptr().wrapping_add(offset as usize);
         for cqe in 0..1 << LOG_WQES {
             // SAFETY: the last byte of a CQE, of which the device knows nothing yet.
-            unsafe { at(CQES).add(64 * cqe + 63).write(0xf1) };
+            unsafe { at(CQES).wrapping_add(64 * cqe + 63).write(0xf1) };
         }
         let mut input =
             Bits::<create_cq_in, _>::new(command::<{ create_cq_in::SIZE }>(opcode::CREATE_CQ));

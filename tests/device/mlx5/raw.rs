@@ -39,7 +39,7 @@ trials![
 fn store(dbrec: *mut u32, word: usize, value: u32) {
     fence(Ordering::SeqCst);
     // SAFETY: a record has two words; the device reads them at any time.
-    unsafe { dbrec.add(word).write_volatile(value.to_be()) };
+    unsafe { dbrec.wrapping_add(word).write_volatile(value.to_be()) };
 }
 
 /// Code that posts sends.
@@ -84,10 +84,10 @@ impl Poster {
         let control: [u8; 16] = zerocopy::transmute!(control);
         let (mask, per_wqebb) = (self.wqebbs as usize - 1, WQEBB / 16);
         for (nth, segment) in [control].iter().chain(segments).enumerate() {
-            let wqebb = usize::from(self.at) + nth / per_wqebb & mask;
+            let wqebb = (usize::from(self.at) + nth / per_wqebb) & mask;
             let offset = wqebb * WQEBB + nth % per_wqebb * 16;
             // SAFETY: inside the ring, which has no other writer.
-            unsafe { self.buf.add(offset).cast::<[u8; 16]>().write(*segment) };
+            unsafe { self.buf.wrapping_add(offset).cast::<[u8; 16]>().write(*segment) };
         }
         let wqebbs = (1 + segments.len()).div_ceil(per_wqebb);
         self.at = self.at.wrapping_add(wqebbs as u16);
@@ -159,7 +159,7 @@ impl Poller {
         let deadline = Instant::now() + PATIENCE;
         loop {
             // SAFETY: inside the CQE; the device writes it at any time.
-            let op_own = unsafe { cqe.add(63).read_volatile() };
+            let op_own = unsafe { cqe.wrapping_add(63).read_volatile() };
             if op_own & 1 == parity && op_own >> 4 != mlx5_cqe_opcode::MLX5_CQE_INVALID.0 {
                 break;
             }
@@ -171,7 +171,7 @@ impl Poller {
         fence(Ordering::SeqCst);
         // SAFETY: the device has finished with the CQE.
         let bytes = unsafe { cqe.cast::<[u8; 64]>().read() };
-        self.consumer = self.consumer + 1 & 0xff_ffff;
+        self.consumer = (self.consumer + 1) & 0xff_ffff;
         store(self.dbrec, 0, self.consumer);
         mlx5_cqe64::read_from_bytes(&bytes).map_err(|_| Stop::fail("a CQE has 64 bytes"))
     }
@@ -269,7 +269,7 @@ fn foreign_code_receives() -> Verdict {
         if layout.stride > 16 {
             let end = Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 };
             // SAFETY: as above.
-            unsafe { wqe.add(16).cast::<[u8; 16]>().write(data(&end)) };
+            unsafe { wqe.wrapping_add(16).cast::<[u8; 16]>().write(data(&end)) };
         }
         posted = posted.wrapping_add(1);
         store(raw.poster.dbrec, 0, posted.into());
@@ -300,11 +300,11 @@ fn foreign_code_fills_a_shared_receive_queue() -> Verdict {
         // SAFETY: inside the ring, which has no other writer.
         let wqe = unsafe { wq.buf.add(usize::from(head) * wq.stride as usize) };
         // SAFETY: as above, behind the segment that links the WQE to the next.
-        unsafe { wqe.add(16).cast::<[u8; 16]>().write(data(&sge)) };
+        unsafe { wqe.wrapping_add(16).cast::<[u8; 16]>().write(data(&sge)) };
         if wq.stride > 32 {
             let end = Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 };
             // SAFETY: as above.
-            unsafe { wqe.add(32).cast::<[u8; 16]>().write(data(&end)) };
+            unsafe { wqe.wrapping_add(32).cast::<[u8; 16]>().write(data(&end)) };
         }
         let filled = head;
         head = (head + 1) & (wq.wqe_count - 1) as u16;
@@ -453,11 +453,11 @@ fn dropped_queue_frees_nothing_that_foreign_code_consumed() -> Verdict {
         // SAFETY: inside the ring, which has no other writer.
         let wqe = unsafe { wq.buf.add(usize::from(head + at) * wq.stride as usize) };
         // SAFETY: as above, behind the segment that links the WQE to the next.
-        unsafe { wqe.add(16).cast::<[u8; 16]>().write(data(&memory.sge(0..64)?)) };
+        unsafe { wqe.wrapping_add(16).cast::<[u8; 16]>().write(data(&memory.sge(0..64)?)) };
         if wq.stride > 32 {
             let end = Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 };
             // SAFETY: as above.
-            unsafe { wqe.add(32).cast::<[u8; 16]>().write(data(&end)) };
+            unsafe { wqe.wrapping_add(32).cast::<[u8; 16]>().write(data(&end)) };
         }
         store(dbrec, 0, (posted + at + 1).into());
         let sges = [b.sge(0..64)];
@@ -561,7 +561,7 @@ fn device_memory_is_where_it_is_said_to_be() -> Verdict {
     memory.copy_from(8, &[0x1234_5678u32])?;
     let address = device_memory_address(&memory)?;
     // SAFETY: inside the memory, and aligned.
-    let word = unsafe { address.add(8).cast::<u32>().read_volatile() };
+    let word = unsafe { address.wrapping_add(8).cast::<u32>().read_volatile() };
     assert_eq!(word, 0x1234_5678);
     drop(region);
     Ok(())
