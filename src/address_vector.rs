@@ -44,25 +44,22 @@ pub struct AddressVector {
 /// The header in front of a datagram: which port sent it, and to which.
 ///
 /// A receive on a UD queue pair begins with [40 bytes](Self::BYTES) for it. An InfiniBand or IPv6 header fills them; an
-/// IPv4 header fills the last 20, and the 20 bytes before it are undefined.
+/// IPv4 header fills the last 20, and the 20 bytes before it are undefined. The way back to the sender:
+/// [`Context::reply_path`](crate::Context::reply_path).
 ///
 /// ```no_run
-/// # use uverbs::{AddressVector, Completion, MemoryRegion, ProtectionDomain};
-/// # fn f(pd: &ProtectionDomain, inbox: &MemoryRegion, done: &Completion<'_>) -> Result<(), Box<dyn std::error::Error>> {
+/// # use uverbs::{Completion, MemoryRegion};
+/// # fn f(inbox: &MemoryRegion, done: &Completion<'_>) -> Result<(), Box<dyn std::error::Error>> {
 /// use uverbs::Grh;
 ///
 /// let mut header = [0; Grh::BYTES];
 /// inbox.copy_to(0, &mut header)?;
 /// if let Some(grh) = Grh::parse(&header).filter(|_| done.has_grh()) {
 ///     println!("from {}, to {}", grh.source.ip(), grh.destination.ip());
-///     // The way back, from GID index 3 of port 1.
-///     let ah = pd.create_ah(&AddressVector::global(1, 3, grh.source))?;
-/// #   drop(ah);
 /// }
 /// # Ok(()) }
 /// ```
 #[doc(alias = "ibv_grh")]
-#[doc(alias = "ibv_init_ah_from_wc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grh {
@@ -74,6 +71,10 @@ pub struct Grh {
     pub traffic_class: u8,
     /// Number of routers that the packet could still have passed.
     pub hop_limit: u8,
+    /// The flow label of an IPv6 or InfiniBand header; 0 of an IPv4 header.
+    pub flow_label: u32,
+    /// Whether it is the header of a RoCE v2 packet, in UDP; otherwise of RoCE v1 or InfiniBand.
+    pub is_roce_v2: bool,
 }
 
 impl Grh {
@@ -104,17 +105,23 @@ impl Grh {
             destination: address(16),
             traffic_class: header[1],
             hop_limit: header[8],
+            flow_label: 0,
+            is_roce_v2: true,
         }
     }
 
     fn v6(header: &[u8; Grh::BYTES]) -> Grh {
+        /// The next header of IPv6.
+        const UDP: u8 = 17;
         let mut gids = [Gid::default(); 2];
         for (gid, bytes) in gids.iter_mut().zip(header[8..].chunks_exact(16)) {
             gid.0.copy_from_slice(bytes);
         }
         let [source, destination] = gids;
         let traffic_class = header[0] << 4 | header[1] >> 4;
-        Grh { source, destination, traffic_class, hop_limit: header[7] }
+        let flow_label = u32::from_be_bytes([0, header[1] & 0xf, header[2], header[3]]);
+        let is_roce_v2 = header[6] == UDP;
+        Grh { source, destination, traffic_class, hop_limit: header[7], flow_label, is_roce_v2 }
     }
 }
 
@@ -249,17 +256,20 @@ mod tests {
             let grh = Grh::parse(&v4(before)).unwrap();
             assert_eq!(grh.source.ip(), IpAddr::from(Ipv4Addr::new(10, 0, 1, 3)), "{before:#x}");
             assert_eq!(grh.destination.ip(), IpAddr::from(Ipv4Addr::new(10, 0, 1, 9)));
-            assert_eq!((grh.traffic_class, grh.hop_limit), (8, 61));
+            assert_eq!((grh.traffic_class, grh.hop_limit, grh.is_roce_v2), (8, 61, true));
         }
         let source: Ipv6Addr = "2001:db8::1".parse().unwrap();
         let mut bytes = [0; 40];
-        bytes[..8].copy_from_slice(&[0x60, 0x80, 0, 0, 0, 36, 27, 64]);
+        bytes[..8].copy_from_slice(&[0x60, 0x81, 2, 3, 0, 36, 27, 64]);
         bytes[8..24].copy_from_slice(&source.octets());
         // The beginning of the destination is where the address of an IPv4 header would be.
         bytes[24..].copy_from_slice(&"fe80::2".parse::<Ipv6Addr>().unwrap().octets());
         let grh = Grh::parse(&bytes).unwrap();
         assert_eq!((grh.source, grh.destination.is_link_local()), (source.into(), true));
         assert_eq!((grh.traffic_class, grh.hop_limit), (8, 64));
+        assert_eq!((grh.flow_label, grh.is_roce_v2), (0x1_0203, false));
+        bytes[6] = 17;
+        assert!(Grh::parse(&bytes).unwrap().is_roce_v2);
         // A source whose bytes look like an IPv4 header with a wrong checksum.
         bytes[20] = 0x45;
         assert_eq!(Grh::parse(&bytes).unwrap().source.0[12], 0x45);

@@ -4,6 +4,7 @@ pub(crate) mod choose;
 mod links;
 mod path;
 mod query;
+mod reply;
 
 pub(crate) use links::LinkLayers;
 

@@ -94,6 +94,7 @@
 //! | `ibv_destroy_srq` | [`SharedReceiveQueue::destroy`](crate::SharedReceiveQueue::destroy) |
 //! | `ibv_open_xrcd`, `ibv_close_xrcd` | [`Context::xrcd_builder`](crate::Context::xrcd_builder), [`destroy`](crate::XrcDomain::destroy) |
 //! | `IBV_QPT_XRC_RECV`, `ibv_open_qp` | [`XrcDomain::create_target`](crate::XrcDomain::create_target), [`open_target`](crate::XrcDomain::open_target) |
+//! | `ibv_init_ah_from_wc`, `ibv_create_ah_from_wc` | [`Context::reply_path`](crate::Context::reply_path) |
 //! | `ibv_create_ah`, `ibv_destroy_ah` | [`ProtectionDomain::create_ah`](crate::ProtectionDomain::create_ah), [`destroy`](crate::AddressHandle::destroy) |
 //! | `ibv_attach_mcast`, `ibv_detach_mcast` | [`attach_mcast`](crate::QpControl::attach_mcast), [`detach`](crate::McastMembership::detach) |
 //! | `ibv_create_flow`, `ibv_destroy_flow` | [`create_flow`](crate::QpControl::create_flow), [`destroy`](crate::Flow::destroy) |
@@ -150,7 +151,7 @@
 //! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
 //!
 //! There is nothing yet for work queues and indirection tables (`ibv_create_wq`), counters, flow actions,
-//! tag matching, TSO, address handles from a completion (`ibv_init_ah_from_wc`), null regions, DMA
+//! tag matching, TSO, DMA
 //! handles, completion counters, and of mlx5dv for asynchronous queries of DEVX objects, DC, mkeys with layouts or
 //! signatures and software steering.
 //!

@@ -2,19 +2,21 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, Done, Pair, QKEY, Side, loopback};
+use crate::pair::{Config, Done, PATIENCE, Pair, QKEY, Side, loopback};
 use crate::testbed::link;
 use crate::verdict::{Verdict, require, supported, trials};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::Instant;
 use uverbs::{
-    AddressVector, Context, Destination, Errno, Gid, GlobalRoute, LinkLayer, McastMembership,
-    ObjectKind, PostError, Qkey, QpAttr, QpState, Qpn, SendWr, WcOpcode,
+    AddressVector, Context, Destination, Errno, Gid, GlobalRoute, Grh, LinkLayer, McastMembership,
+    ObjectKind, PostError, Qkey, QpAttr, QpState, Qpn, SendWr, Wc, WcOpcode,
 };
 
 trials![
     datagrams_of_every_size,
     datagrams_in_both_directions,
     header_names_both_gids,
+    answer_goes_back_by_the_completion,
     immediate_data_arrives,
     inline_data_arrives,
     completion_names_the_sender,
@@ -97,6 +99,53 @@ fn header_names_both_gids() -> Verdict {
         assert_eq!(header[0] >> 4, 6, "{header:02x?}");
         assert_eq!(header[8..24], a.0, "{header:02x?}");
         assert_eq!(header[24..40], b.0, "{header:02x?}");
+    }
+    Ok(())
+}
+
+/// Waits for a receive on a side, and finds the way back.
+fn way_back(side: &mut Side) -> Verdict<(Wc, AddressVector)> {
+    let deadline = Instant::now() + PATIENCE;
+    let done = loop {
+        if let Some(completion) = side.cq.poll()?.next() {
+            break Wc::from(completion.ok()?);
+        }
+        assert!(Instant::now() < deadline, "no completion after {PATIENCE:?}");
+        std::thread::yield_now();
+    };
+    let grh = Grh::parse(&side.read(0..GRH)).filter(|_| done.has_grh);
+    let context = side.pd.context();
+    if done.has_grh {
+        let error = context.reply_path(side.gid.port, &done, None).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    }
+    let back = context.reply_path(side.gid.port, &done, grh.as_ref())?;
+    assert_eq!(back.global.is_some(), done.has_grh);
+    Ok((done, back))
+}
+
+fn answer_goes_back_by_the_completion() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    let near = pair.b.address().vector(&pair.a);
+    let routed = pair.b.address().routed(&pair.a);
+    for vector in [near, routed] {
+        pair.b.recv(1, 0..GRH + 64)?;
+        let sges = [pair.a.sge(0..64)];
+        let there = supported(pair.a.pd.create_ah(&vector), Capability::Ah)?;
+        let to = Destination::new(&there, pair.b.qp.qpn(), QKEY);
+        pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
+        pair.a.expect(2, WcOpcode::SEND)?;
+        let (done, back) = way_back(&mut pair.b)?;
+
+        pair.a.recv(3, 0..GRH + 64)?;
+        pair.b.fill(0..64, 4);
+        let sges = [pair.b.sge(0..64)];
+        let back = pair.b.pd.create_ah(&back)?;
+        let to = Destination::new(&back, done.src_qpn, QKEY);
+        pair.b.send(SendWr::send(&sges).to(to).id(4).signaled())?;
+        pair.b.expect(4, WcOpcode::SEND)?;
+        pair.a.expect(3, WcOpcode::RECV)?;
+        pair.a.check(GRH..GRH + 64, 4);
     }
     Ok(())
 }
