@@ -46,9 +46,10 @@ struct UmemInner<M> {
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, gpu: std::fs::File, memory: *mut u8) -> Result<(), Box<dyn std::error::Error>> {
-/// use uverbs::mlx5::devx::Umem;
+/// use uverbs::mlx5::devx::{Umem, UmemBuilder};
 ///
-/// let ring = Umem::builder(context).allocate(16 * 4096)?;
+/// let builder: UmemBuilder = Umem::builder(context);
+/// let ring = builder.allocate(16 * 4096)?;
 /// println!("umem {} at {:?}, of {} bytes", ring.id(), ring.as_ptr(), ring.len());
 /// // Offsets of queues are multiples of a page: the device sees pages of 4 KiB.
 /// let boxed = Umem::builder(context).page_sizes(4096).register(vec![0u64; 4096])?;
