@@ -63,6 +63,7 @@ const UVERBS: &[Layer] = &[
             "port/choose",
             "port/path",
             "port/query",
+            "port/reply",
             "qp",
             "sharing",
             "srq",
