@@ -150,10 +150,38 @@
 //! | `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` | [`QpBuilder::scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe) |
 //! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
 //!
-//! There is nothing yet for work queues and indirection tables (`ibv_create_wq`), counters, flow actions,
-//! tag matching, TSO, DMA
-//! handles, completion counters, and of mlx5dv for asynchronous queries of DEVX objects, DC, mkeys with layouts or
-//! signatures and software steering.
+//! ## Not here
+//!
+//! Of libibverbs: work queues and indirection tables (`ibv_create_wq`), counter objects, flow actions, tag matching, TSO,
+//! null regions, DMA handles and completion counters.
+//!
+//! Of the functions of libmlx5 as of rdma-core 65:
+//!
+//! - `mlx5dv_is_supported`, `mlx5dv_open_device`, `mlx5dv_set_context_attr`: there is nothing to ask for. A context has DEVX
+//!   wherever the kernel grants it, and a [`Device`](crate::Device) names its driver.
+//! - `mlx5dv_qp_ex_from_ibv_qp_ex`: a queue pair has one type.
+//! - `mlx5dv_map_ah_to_qp`: an address handle needs no queue pair.
+//! - Not yet: `mlx5dv_reg_dmabuf_mr`, `mlx5dv_get_data_direct_sysfs_path` and `mlx5dv_devx_uar_export_dmabuf_fd`;
+//!   `mlx5dv_modify_qp_udp_sport`, `mlx5dv_modify_qp_lag_port` and `mlx5dv_query_qp_lag_port`;
+//!   `mlx5dv_devx_create_cmd_comp`, `mlx5dv_devx_destroy_cmd_comp`, `mlx5dv_devx_obj_query_async` and
+//!   `mlx5dv_devx_get_async_cmd_comp`; `mlx5dv_devx_obj_export`, `mlx5dv_devx_obj_import`, `mlx5dv_devx_obj_unimport`,
+//!   `mlx5dv_devx_umem_export`, `mlx5dv_devx_umem_import` and `mlx5dv_devx_umem_unimport`; `mlx5dv_create_mkey` and
+//!   `mlx5dv_destroy_mkey`; `mlx5dv_dci_stream_id_reset`, as there is no DC.
+//! - Work queues: `mlx5dv_create_wq`, `mlx5dv_devx_wq_query`, `mlx5dv_devx_wq_modify`, `mlx5dv_devx_ind_tbl_query`,
+//!   `mlx5dv_devx_ind_tbl_modify`.
+//! - Steering: `mlx5dv_dr_*` and `mlx5dv_dump_dr_*`, whose tables software keeps; `mlx5dv_create_flow`,
+//!   `mlx5dv_create_flow_matcher`, `mlx5dv_destroy_flow_matcher`, `mlx5dv_create_flow_action_esp`,
+//!   `mlx5dv_create_flow_action_modify_header`, `mlx5dv_create_flow_action_packet_reformat`,
+//!   `mlx5dv_create_steering_anchor`, `mlx5dv_destroy_steering_anchor`, and the memory that `mlx5dv_alloc_dm` allocates for
+//!   it. Rules of the verbs are
+//!   [`QpControl::create_flow`](crate::QpControl::create_flow).
+//! - Operations in device memory: `mlx5dv_dm_map_op_addr`.
+//! - Scheduling and pacing: `mlx5dv_sched_*`, `mlx5dv_modify_qp_sched_elem`, `mlx5dv_pp_alloc`, `mlx5dv_pp_free`.
+//! - Encryption: `mlx5dv_crypto_*`, `mlx5dv_dek_*`. Reserved numbers of queue pairs: `mlx5dv_reserved_qpn_alloc`,
+//!   `mlx5dv_reserved_qpn_dealloc`. Taking posted requests back: `mlx5dv_qp_cancel_posted_send_wrs`.
+//! - Drivers in the process by VFIO: `mlx5dv_get_vfio_device_list`, `mlx5dv_vfio_get_events_fd`,
+//!   `mlx5dv_vfio_process_events`, `mlx5dv_devx_alloc_msi_vector`, `mlx5dv_devx_free_msi_vector`, `mlx5dv_devx_create_eq`,
+//!   `mlx5dv_devx_destroy_eq`.
 //!
 //! # Differences beside the names
 //!
