@@ -30,6 +30,7 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
+use uverbs_uapi::cq::ib_uverbs_ex_create_cq_flags;
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_RESIZE_CQ, IB_USER_VERBS_EX_CMD_MODIFY_CQ};
 use zerocopy::FromZeros;
 
@@ -240,6 +241,7 @@ pub struct CqBuilder {
     domain: Option<Arc<PdInner>>,
     cqe_size: u32,
     pad: bool,
+    ignores_overrun: bool,
 }
 
 impl Context {
@@ -268,6 +270,7 @@ impl Context {
             domain: None,
             cqe_size: CQE_SIZE,
             pad: false,
+            ignores_overrun: false,
         }
     }
 }
@@ -277,6 +280,12 @@ impl CqBuilder {
     #[must_use]
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.inner.clone());
+        self
+    }
+
+    /// Lets the device write over completions that nobody has consumed. The library never polls such a queue.
+    pub(crate) fn ignore_overrun(mut self) -> Self {
+        self.ignores_overrun = true;
         self
     }
 
@@ -329,7 +338,7 @@ impl CqBuilder {
     /// that does not; `ENOMEM`; `EAGAIN` at a cgroup's limit.
     pub fn build(self) -> Result<CompletionQueue> {
         const VERB: &str = "create_cq";
-        let CqBuilder { file, cqe, vector, channel, domain, cqe_size, pad } = self;
+        let CqBuilder { file, cqe, vector, channel, domain, cqe_size, pad, ignores_overrun } = self;
         if cqe == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
@@ -357,6 +366,10 @@ impl CqBuilder {
                 )
                 .fd(uapi::UVERBS_ATTR_CREATE_CQ_EVENT_FD, file.events.as_fd())
                 .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted);
+            if ignores_overrun {
+                let flags = ib_uverbs_ex_create_cq_flags::IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN;
+                command.flags(uapi::UVERBS_ATTR_CREATE_CQ_FLAGS, flags.bits());
+            }
             let made = file.execute(VERB, &mut command);
             let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
             made.map_err(|error| match error.errno() {

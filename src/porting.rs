@@ -148,6 +148,7 @@
 //! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |
 //! | `mlx5dv_var_unimport` | [`Imported::unimport`](crate::Imported::unimport) of an [`ImportedVar`](crate::mlx5::ImportedVar) |
 //! | `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` | [`QpBuilder::scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe) |
+//! | `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN` | [`RawCompletionQueue::ignoring_overrun`](crate::mlx5::RawCompletionQueue::ignoring_overrun) |
 //! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
 //!
 //! ## Not here

@@ -1,8 +1,8 @@
 //! A completion queue that foreign code polls. Pairs with `mlx5dv_init_obj` for `MLX5DV_OBJ_CQ`.
 
 use super::raw_qp::foreign;
-use crate::cq::{CompletionQueue, CqControl, CqRef, Notify, sealed};
-use crate::error::{ErrorWith, Result};
+use crate::cq::{CompletionQueue, CqBuilder, CqControl, CqRef, Notify, sealed};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::queue_layout::CqLayout;
 
 /// A completion queue that other code than this library polls.
@@ -31,6 +31,7 @@ use crate::memory::queue_layout::CqLayout;
 pub struct RawCompletionQueue {
     cq: CompletionQueue,
     layout: CqLayout,
+    ignores_overrun: bool,
 }
 
 impl RawCompletionQueue {
@@ -49,10 +50,34 @@ impl RawCompletionQueue {
         match cq.mlx5_mut() {
             Some(ring) => {
                 let layout = ring.lend(events);
-                Ok(RawCompletionQueue { cq, layout })
+                Ok(RawCompletionQueue { cq, layout, ignores_overrun: false })
             }
             None => Err(foreign(VERB).with(cq)),
         }
+    }
+
+    /// Creates a queue whose overruns the device ignores: it writes over completions that nobody has consumed, in place of
+    /// putting the queue and its queue pairs into error. So code that counts completions, or looks at the newest alone,
+    /// need not store a consumer index.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+    /// use uverbs::mlx5::RawCompletionQueue;
+    ///
+    /// let cq = RawCompletionQueue::ignoring_overrun(context.cq_builder(15))?;
+    /// println!("{} CQEs", cq.layout().cqe_count);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CqBuilder::build`] and of [`take`](Self::take).
+    #[doc(alias = "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN")]
+    pub fn ignoring_overrun(builder: CqBuilder) -> Result<Self> {
+        builder.context().file.provider.mlx5("create_cq")?;
+        let mut raw = Self::take(builder.ignore_overrun().build()?)?;
+        raw.ignores_overrun = true;
+        Ok(raw)
     }
 
     /// The queue as addresses and numbers, which are valid as long as this exists, in the process that created it.
@@ -88,7 +113,8 @@ impl RawCompletionQueue {
     ///
     /// # Errors
     ///
-    /// [`is_forked`](crate::Error::is_forked) in a child of the process that created it; this comes back with the error.
+    /// [`is_forked`](crate::Error::is_forked) in a child of the process that created it; `EINVAL` for a queue that
+    /// [ignores overruns](Self::ignoring_overrun). This comes back with the error.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn give_back(
         mut self,
@@ -96,6 +122,10 @@ impl RawCompletionQueue {
     ) -> std::result::Result<CompletionQueue, ErrorWith<RawCompletionQueue>> {
         if let Err(error) = self.cq.inner.file().check_fork("give_back_cq") {
             return Err(error.with(self));
+        }
+        if self.ignores_overrun {
+            let detail = "the device ignores overruns of the queue: the library would read completions that change";
+            return Err(Error::invalid("give_back_cq", detail).with(self));
         }
         if let Some(cq) = self.cq.mlx5_mut() {
             cq.resume(consumer);
@@ -109,8 +139,9 @@ impl RawCompletionQueue {
     ///
     /// Those of [`CompletionQueue::destroy`]; this comes back with the error.
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<RawCompletionQueue>> {
-        let RawCompletionQueue { cq, layout } = self;
-        cq.destroy().map_err(|failed| failed.map(|cq| RawCompletionQueue { cq, layout }))
+        let RawCompletionQueue { cq, layout, ignores_overrun } = self;
+        cq.destroy()
+            .map_err(|failed| failed.map(|cq| RawCompletionQueue { cq, layout, ignores_overrun }))
     }
 }
 

@@ -26,6 +26,7 @@ trials![
     foreign_code_sends_a_datagram,
     queue_of_the_library_has_the_index_of_a_foreign_wqe,
     foreign_code_arms_a_queue,
+    queue_that_ignores_overruns_is_written_over,
     busy_queue_pair_is_not_taken,
     queue_pair_that_shares_its_register_is_not_taken,
     busy_shared_receive_queue_is_not_taken,
@@ -391,6 +392,39 @@ fn foreign_code_arms_a_queue() -> Verdict {
         assert_eq!(key, Some(raw.cq.control().key()), "event {events}");
         raw.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
     }
+    Ok(())
+}
+
+fn queue_that_ignores_overruns_is_written_over() -> Verdict {
+    let context = super::open()?;
+    let cq = RawCompletionQueue::ignoring_overrun(context.cq_builder(7))?;
+    let count = cq.layout().cqe_count;
+    assert_eq!(count, 8);
+    let pd = context.alloc_pd()?;
+    let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64)?;
+    let qp = pd.qp_builder(&cq, &cq, uverbs::QpType::RC).max_send_wr(64).build()?;
+    let own = qp.endpoint(&crate::pair::gid(&context)?)?;
+    qp.handshake(&own, &uverbs::Handshake::new())?;
+    let mut qp = RawQueuePair::take(qp)?;
+    let mut poster = Poster::of(qp.layout());
+    const WRITES: u32 = 21;
+    for _ in 0..WRITES {
+        let head = poster.rdma_write(&memory.sge(..8)?, &memory.remote(8)?);
+        // SAFETY: the memory is dropped after the queue pair.
+        unsafe { qp.ring(poster.at, head) }?;
+    }
+    // Nobody has consumed a completion, and the newest is where it belongs.
+    let layout = cq.layout();
+    let mut newest = Poller::new(layout.buf, count, layout.cqe_size, layout.dbrec, WRITES - 1);
+    let (index, _) = newest.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+    assert_eq!(u32::from(index), WRITES - 1);
+    assert_eq!(qp.control().query()?.state, uverbs::QpState::RTS);
+    // SAFETY: it is refused.
+    let (cq, error) =
+        unsafe { cq.give_back(WRITES) }.expect_err("it ignores overruns").into_parts();
+    assert_eq!(error.errno(), uverbs::Errno::INVAL);
+    qp.destroy()?;
+    cq.destroy()?;
     Ok(())
 }
 
