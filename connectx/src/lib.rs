@@ -20,6 +20,7 @@ pub mod cmd;
 pub mod command_error;
 mod cost;
 mod data;
+pub mod decisions;
 pub mod device;
 pub mod doorbell;
 pub mod fabric;

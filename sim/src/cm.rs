@@ -13,8 +13,8 @@ mod ucma;
 
 use crate::call::is_capable;
 use crate::driver::Driver;
+use crate::interface::Interface;
 use crate::kernel::guid;
-use crate::network::Interface;
 use address::Address;
 use connection::{Connection, Output, REJ_CONSUMER_DEFINED, RESPONSE_TIMEOUT, RETRIES, Report};
 use id::{Event, Id, IdState, Param, Role};

@@ -5,15 +5,15 @@
 use crate::call::Result;
 use crate::events::EventFile;
 use crate::faults::{FailingCalls, Rates};
+use crate::interface::Interface;
 use crate::kernel::{
     ClockPages, Flows, Kind, Lease, Leaving, Limits, Membership, RawQp, Subscription, Xrcd,
 };
 use crate::memory::Pages;
-use crate::network::Interface;
-use crate::seed::Decisions;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
+use uverbs_connectx::decisions::Decisions;
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::format::event::{self, Event, Subject};
 use uverbs_connectx::guest::GuestMemory;

@@ -2,8 +2,8 @@
 
 use crate::driver::Driver;
 use crate::faults::Rates;
+use crate::interface::Interface;
 use crate::kernel::Kernel;
-use crate::network::Interface;
 use crate::profile::Profile;
 use crate::seeds::{self, Prints};
 use crate::strict::Findings;

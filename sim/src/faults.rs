@@ -6,13 +6,13 @@
 use crate::call::Call;
 use crate::fabric::Fabric;
 use crate::kernel::Kernel;
-use crate::seed::Decisions;
 use crate::world::World;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use uverbs_connectx::decisions::Decisions;
 pub use uverbs_connectx::fault::Side;
 use uverbs_connectx::fault::{Delay, InjectedFaults, MessageFate};
 pub use uverbs_connectx::format::syndrome::{CqeError, Syndrome};

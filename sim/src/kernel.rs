@@ -50,7 +50,6 @@ use crate::events::{Crowded, EventFile, Inode, inode, is_hung_up};
 use crate::faults::{Rates, Verb};
 use crate::history::{self, History};
 use crate::memory::{Lent, Pinned, User};
-use crate::seed::Decisions;
 use crate::seeds::Prints;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -58,6 +57,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
+use uverbs_connectx::decisions::Decisions;
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::function::Function;
 use uverbs_uapi::device::{

@@ -16,12 +16,12 @@ mod faults;
 #[allow(unsafe_code, reason = "promises of a file to the library")]
 mod file;
 mod history;
+mod interface;
+mod interface;
 mod kernel;
 #[allow(unsafe_code, reason = "memory of the process, by address")]
 mod memory;
-mod network;
 mod profile;
-mod seed;
 mod seeds;
 mod strict;
 mod world;

@@ -1,15 +1,16 @@
-//! Decisions of a stepped fabric, drawn from a seed: the same seed and the same calls make the same decisions.
+//! Decisions drawn from a seed: the same seed and the same calls make the same decisions.
 
 /// A generator of decisions: SplitMix64.
 #[derive(Clone, Debug)]
-pub(crate) struct Decisions {
+pub struct Decisions {
     state: u64,
     /// The number of decisions so far.
     drawn: u64,
 }
 
 impl Decisions {
-    pub(crate) fn new(seed: u64) -> Decisions {
+    /// The decisions of a seed.
+    pub fn new(seed: u64) -> Decisions {
         Decisions { state: seed, drawn: 0 }
     }
 
@@ -23,19 +24,19 @@ impl Decisions {
     }
 
     /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         // A slight preference for small numbers is no harm.
         self.next() % bound
     }
 
     /// Draws whether an event that happens in this share of all cases happens now. Draws nothing if the share is 0.
-    pub(crate) fn happens(&mut self, share: f64) -> bool {
+    pub fn happens(&mut self, share: f64) -> bool {
         // A word's upper 53 bits, as a fraction.
         share > 0.0 && ((self.next() >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// The number of decisions so far
-    pub(crate) fn drawn(&self) -> u64 {
+    /// The number of decisions so far.
+    pub fn drawn(&self) -> u64 {
         self.drawn
     }
 }
