@@ -19,7 +19,7 @@
 //! # Ok::<(), uverbs::Error>(())
 //! ```
 //!
-//! Use it in tests, and to try a program without RDMA. It does not model speed, soft-RoCE or packets: a program
+//! Use it in tests, and to try a program without RDMA. It does not model speed or soft-RoCE: a program
 //! should meet a real kernel before its users.
 //!
 //! `docs/TESTING.md` of the repository tells how to test a program: faults, seeds, histories, replay, tokio.
@@ -32,7 +32,7 @@
 
 pub use uverbs_sim::{
     Clock, CqeError, Device, Fabric, FabricBuilder, FabricError, Findings, Limits, MAX_DEVICES,
-    Mode, POISON, Profile, Rates, Side, Syndrome, Verb, each_seed,
+    Mode, Network, POISON, Profile, Rates, Side, Syndrome, Traffic, Verb, each_seed,
 };
 
 #[cfg(feature = "tokio")]

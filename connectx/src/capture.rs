@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use uverbs_roce::frame::{self, Route};
 
+use crate::link::Flight;
 use crate::path::{Destination, Path};
 
 /// The file's header: times in nanoseconds, version 2.4, UTC, packets of up to 64 KiB, Ethernet.
@@ -42,17 +43,20 @@ impl Capture {
         Ok(Self { to, packet: Vec::new(), frame: Vec::new(), record: Vec::new() })
     }
 
-    /// Adds a packet; `payload` appends the bytes of it that are not in `head`.
+    /// Adds a packet; `payload` appends the bytes of it that stay in place.
     pub(crate) fn add(
         &mut self,
         now: u64,
         macs: Macs,
-        path: &Path,
-        head: &[u8],
+        flight: &Flight,
         payload: impl FnOnce(&mut Vec<u8>),
     ) -> io::Result<()> {
+        let head = &flight.packet[..];
         let private = head.first().is_none_or(|opcode| PRIVATE.contains(&(opcode & 0x1f)));
-        let (Some(route), false) = (route(macs, path), private) else { return Ok(()) };
+        let (Some(mut route), false) = (route(macs, &flight.path), private) else { return Ok(()) };
+        if flight.ecn != 0 {
+            route.traffic_class = route.traffic_class & !0b11 | flight.ecn;
+        }
         self.packet.clear();
         self.packet.extend_from_slice(head);
         payload(&mut self.packet);

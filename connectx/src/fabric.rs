@@ -3,21 +3,18 @@
 //! Pairs with the transport of `data`. Functions send packets to their links, and the switch takes them to their
 //! destinations: in [`Fabric::run`] at once, in [`Fabric::run_ready`] when the caller chooses them.
 
+mod delivery;
+
 use std::io::{self, Write};
 
-use uverbs_roce::headers::Packet;
-use uverbs_roce::opcodes::Kind;
-use uverbs_uapi::mlx5::prm::qpc::qpc;
-
-use crate::capture::{Capture, Macs};
-use crate::data::dma::Payload;
+use crate::capture::Capture;
 use crate::data::raw::NextFrames;
 use crate::data::transport::Turn;
 use crate::device::Device;
 use crate::function::Function;
-use crate::link::Flight;
-use crate::options::{Options, PortType};
-use crate::path::Destination;
+use crate::network::{Network, Traffic};
+use crate::options::Options;
+use crate::ways::Ways;
 
 /// WQEs that one queue may execute before the next queue has its turn.
 const WQES_PER_TURN: usize = 32;
@@ -29,9 +26,6 @@ const COST_PER_POLL: u64 = 1 << 20;
 /// The cost of each WQE and of each packet, in steps.
 const WQE_COST: u64 = 64;
 
-/// Zeros in place of a payload in memory of the sender: only their number counts.
-static PLACEHOLDER: [u8; 4096] = [0; 4096];
-
 /// Functions behind one switch.
 #[derive(Default)]
 pub struct Fabric {
@@ -42,6 +36,10 @@ pub struct Fabric {
     /// The cost that the current poll has left, in steps.
     budget: u64,
     capture: Option<Capture>,
+    /// The ways of packets; `None` if all are ideal.
+    ways: Option<Box<Ways>>,
+    /// The seed of their faults.
+    seed: u64,
 }
 
 /// Something that can be done now.
@@ -96,24 +94,45 @@ impl Fabric {
         Ok(())
     }
 
-    /// Adds a packet to the capture, if there is one.
-    fn capture_packet(&mut self, from: usize, to: Option<usize>, flight: &Flight) {
-        let Some(mut capture) = self.capture.take() else { return };
-        let device = |number: usize| self.functions[number].device();
-        let sender = device(from);
-        let macs = Macs {
-            source: sender.port.permanent_mac(),
-            destination: to.map(|to| device(to).port.permanent_mac()),
-        };
-        let added = capture.add(sender.now, macs, &flight.path, &flight.packet, |packet| {
-            if let Some(in_place) = flight.in_place {
-                in_place.append(&sender.memory, packet);
-            }
-        });
-        match added {
-            Ok(()) => self.capture = Some(capture),
-            Err(why) => log::warn!("the capture ends: {why}"),
-        }
+    /// Sets the seed of the faults of the network, before there is one.
+    pub fn set_seed(&mut self, seed: u64) {
+        self.seed = seed;
+    }
+
+    fn ways(&mut self) -> &mut Ways {
+        let seed = self.seed;
+        self.ways.get_or_insert_with(|| Box::new(Ways::new(Network::ideal(), seed)))
+    }
+
+    /// Changes the network between all functions.
+    pub fn set_network(&mut self, network: Network) {
+        self.ways().set_all(network);
+    }
+
+    /// Changes the network from one function to another. Packets that are under way arrive as they would have.
+    pub fn set_way(&mut self, from: usize, to: usize, network: Network) {
+        self.ways().set(from, to, network);
+    }
+
+    /// Has no packet of one function arrive at another any more, also of those that are under way, or mends that.
+    pub fn cut_off(&mut self, from: usize, to: usize, cut: bool) {
+        self.ways().cut(from, to, cut);
+    }
+
+    /// Whether packets of one function do not arrive at another, because it is cut off.
+    pub fn is_cut_off(&self, from: usize, to: usize) -> bool {
+        self.ways.as_ref().is_some_and(|ways| ways.is_cut(from, to))
+    }
+
+    /// The packets that went from one function to another since there is a network. Those of a function to itself do not
+    /// leave it.
+    pub fn traffic(&self, from: usize, to: usize) -> Traffic {
+        self.ways.as_ref().map_or_else(Traffic::default, |ways| ways.traffic(from, to))
+    }
+
+    /// The number of decisions that the network has drawn from its seed.
+    pub fn decisions(&self) -> u64 {
+        self.ways.as_ref().map_or(0, |ways| ways.decisions())
     }
 
     /// The number of functions.
@@ -157,9 +176,10 @@ impl Fabric {
         for number in 0..self.functions.len() {
             worked |= self.deliver_all(number);
         }
+        worked |= self.arrive();
         worked |= self.budget > 0 && self.run_functions();
         worked |= self.run_timers();
-        while self.budget > 0 && self.run_functions() {
+        while self.budget > 0 && self.arrive() | self.run_functions() {
             worked = true;
         }
         for function in &mut self.functions {
@@ -169,11 +189,13 @@ impl Fabric {
         Progress { worked, more, deadline: self.deadline() }
     }
 
-    /// Sets the time, and makes the queues whose timers are due ready. Returns whether a timer was due.
+    /// Sets the time, lets the packets of the network arrive that are due, and makes the queues ready whose timers are.
+    /// Returns whether there was anything.
     /// With [`Fabric::ready`] and [`Fabric::run_ready`], a caller decides the order in which things are done.
     pub fn start_turn(&mut self, now: u64) -> bool {
         self.set_time(now);
-        self.run_timers()
+        self.budget = COST_PER_POLL;
+        self.arrive() | self.run_timers()
     }
 
     /// The number of things that can be done now: queues that have WQEs, queue pairs that may send, packets that may
@@ -305,9 +327,11 @@ impl Fabric {
         self.budget > 0
     }
 
-    /// When the next timer is due, in nanoseconds since the start.
+    /// When the next timer is due or the next packet arrives, in nanoseconds since the start.
     pub fn deadline(&self) -> Option<u64> {
-        self.functions.iter().filter_map(|function| function.device().deadline()).min()
+        let arrival = self.ways.as_ref().and_then(|ways| ways.deadline());
+        let timers = self.functions.iter().filter_map(|function| function.device().deadline());
+        timers.chain(arrival).min()
     }
 
     /// Executes WQEs of a queue, and makes it ready again if it may have more. Returns whether it did anything.
@@ -356,102 +380,10 @@ impl Fabric {
     /// Sends a frame to every port; each port takes frames that are for it.
     fn broadcast(&mut self, from: usize, frame: &[u8], domain: u32) {
         for to in 0..self.functions.len() {
-            if self.can_reach(from, to) {
+            if self.can_reach(from, to) && !self.is_cut_off(from, to) {
                 let own = (from == to).then_some(domain);
                 self.functions[to].device_mut().receive_frame(frame, own);
             }
         }
-    }
-
-    /// Delivers a packet to its destination. Returns whether it ends a message.
-    fn deliver(&mut self, from: usize, flight: Flight) -> bool {
-        let mut ends = true;
-        if let Ok(packet) = Packet::parse(&flight.packet) {
-            let operation = packet.opcode.operation;
-            ends = operation.kind() != Kind::Response && operation.position().ends();
-            match flight.path.destination {
-                Destination::Group(group) => {
-                    self.capture_packet(from, None, &flight);
-                    self.deliver_to_group(from, &group, &flight, &packet);
-                }
-                destination => {
-                    if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {
-                        self.capture_packet(from, Some(to), &flight);
-                        self.deliver_to(from, to, &flight, packet);
-                    }
-                }
-            }
-        }
-        self.functions[from].device_mut().link.recycle(flight);
-        ends
-    }
-
-    fn deliver_to(&mut self, from: usize, to: usize, flight: &Flight, mut packet: Packet<'_>) {
-        let qpn = packet.bth.destination();
-        let Some(in_place) = flight.in_place else {
-            let device = self.functions[to].device_mut();
-            return device.receive_packet(qpn, &flight.path, &packet, None);
-        };
-        packet.payload = &PLACEHOLDER[..in_place.len().min(PLACEHOLDER.len())];
-        if from == to {
-            let payload = Some(Payload::InPlace(in_place, None));
-            let device = self.functions[to].device_mut();
-            return device.receive_packet(qpn, &flight.path, &packet, payload);
-        }
-        let (left, right) = self.functions.split_at_mut(from.max(to));
-        let (sender, receiver) = match from < to {
-            true => (&mut left[from], &mut right[0]),
-            false => (&mut right[0], &mut left[to]),
-        };
-        let payload = Some(Payload::InPlace(in_place, Some(&sender.device().memory)));
-        receiver.device_mut().receive_packet(qpn, &flight.path, &packet, payload);
-    }
-
-    fn deliver_to_group(
-        &mut self,
-        from: usize,
-        group: &[u8; 16],
-        flight: &Flight,
-        packet: &Packet<'_>,
-    ) {
-        let sender = self.functions[from].device().objects.qps.find(flight.queue);
-        let no_loopback = sender.is_some_and(|qp| qp.context.is_set(qpc::block_lb_mc));
-        for number in 0..self.functions.len() {
-            if !self.can_reach(from, number) {
-                continue;
-            }
-            let device = self.functions[number].device_mut();
-            for qpn in device.objects.multicast_groups.members(group) {
-                // A sender that is a member of the group receives its own message, unless
-                // `block_lb_mc` is set.
-                if !(no_loopback && number == from && qpn == flight.queue) {
-                    device.receive_packet(qpn, &flight.path, packet, None);
-                }
-            }
-        }
-    }
-
-    /// The function at whose port a packet arrives.
-    fn find_port(&self, from: usize, destination: Destination, vlan: Option<u16>) -> Option<usize> {
-        let is_destination = |number: &usize| {
-            let port = &self.functions[*number].device().port;
-            self.can_reach(from, *number)
-                && match destination {
-                    Destination::Lid(lid) => port.lid() == lid,
-                    Destination::Gid(gid) => port.has_roce_address(gid, vlan),
-                    Destination::Group(_) => false,
-                }
-        };
-        // A function finds its own address first, even if another function has the same.
-        std::iter::once(from).chain(0..self.functions.len()).find(is_destination)
-    }
-
-    /// Whether a message from one port can reach another: both links are up and of one type, or it
-    /// is the same port, and the destination may access memory.
-    fn can_reach(&self, from: usize, to: usize) -> bool {
-        let (a, b) = (self.functions[from].device(), self.functions[to].device());
-        let port_type = |device: &Device| -> PortType { device.options.port_type };
-        b.bus_master
-            && (from == to || a.port.active() && b.port.active() && port_type(a) == port_type(b))
     }
 }

@@ -77,6 +77,7 @@ pub(crate) struct Departing {
 }
 
 /// A packet on its way.
+#[derive(Clone)]
 pub(crate) struct Flight {
     /// The queue pair that sent it.
     pub(crate) queue: u32,
@@ -86,6 +87,8 @@ pub(crate) struct Flight {
     pub(crate) in_place: Option<InPlace>,
     /// The request of its queue pair whose memory that is; `None` for the responder's.
     pub(crate) request: Option<u64>,
+    /// The bits of ECN that the network gives it; 0 for none.
+    pub(crate) ecn: u8,
 }
 
 impl Flight {
@@ -126,7 +129,7 @@ impl Link {
         let mut packet = self.spare.pop().unwrap_or_default();
         packet.clear();
         packet.extend_from_slice(bytes);
-        Flight { queue, path, packet, in_place: None, request: None }
+        Flight { queue, path, packet, in_place: None, request: None, ecn: 0 }
     }
 
     /// Sends a packet.

@@ -73,7 +73,7 @@ impl Ports<'_> {
     }
 
     /// The device that has an address, and the index of its GID: of RoCE v2, or of the InfiniBand port.
-    fn find(&self, gid: &Gid) -> Option<(usize, usize)> {
+    pub(crate) fn find(&self, gid: &Gid) -> Option<(usize, usize)> {
         let mut plugged = self.0.iter().enumerate().filter(|(_, driver)| driver.is_plugged());
         plugged.find_map(|(device, driver)| {
             let Interface { addresses, gids, .. } = &driver.interface;

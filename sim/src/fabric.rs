@@ -18,6 +18,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
+use uverbs_connectx::network::Network;
 use uverbs_host::HostSystem;
 use uverbs_uapi::port::ib_mtu;
 
@@ -34,6 +35,7 @@ pub struct FabricBuilder {
     profiles: Vec<Profile>,
     mode: Mode,
     rates: Rates,
+    network: Option<Network>,
     history: bool,
     strict: bool,
 }
@@ -58,6 +60,13 @@ impl FabricBuilder {
         self
     }
 
+    /// The network between the devices: without it, packets arrive at once and in order, unless [`Rates`] say otherwise.
+    /// Its times are those of the fabric, virtual or real; the seed of a stepped fabric makes its faults repeat.
+    pub fn network(mut self, network: Network) -> FabricBuilder {
+        self.network = Some(network);
+        self
+    }
+
     /// Records what happens, for [`Fabric::history`]. A fabric whose last handle is dropped while the thread panics
     /// prints it on standard error.
     pub fn history(mut self) -> FabricBuilder {
@@ -79,7 +88,7 @@ impl FabricBuilder {
     /// # Errors
     ///
     /// Two devices of one name or address, a name that no device can have, more than [`MAX_DEVICES`], or a share of
-    /// [`Rates`] that is not between 0 and 1.
+    /// [`Rates`] or of the [`Network`] that is not between 0 and 1.
     pub fn build(self) -> Result<Fabric, FabricError> {
         let (seed, rates) = match self.mode {
             Mode::Stepped { seed } => (seed, self.rates),
@@ -92,6 +101,9 @@ impl FabricBuilder {
             return Err(FabricError::TooManyDevices(self.profiles.len()));
         }
         let mut kernel = Kernel::new(seed, rates);
+        if let Some(network) = self.network {
+            kernel.switch.set_network(check_network(network)?);
+        }
         for (number, profile) in self.profiles.into_iter().enumerate() {
             let name = profile.name.unwrap_or_else(|| format!("mlx5_{number}"));
             if !(1..=MAX_NAME).contains(&name.len()) || name.contains(['/', '\0']) {
@@ -134,6 +146,14 @@ impl FabricBuilder {
     }
 }
 
+/// Refuses a network with shares that are none.
+pub(crate) fn check_network(network: Network) -> Result<Network, FabricError> {
+    match network.out_of_range() {
+        Some((name, share)) => Err(FabricError::Rate(name, share.to_string())),
+        None => Ok(network),
+    }
+}
+
 /// The most devices of a fabric.
 pub const MAX_DEVICES: usize = 1024;
 /// The most bytes of a device's name: `IB_DEVICE_NAME_MAX` with its zero.
@@ -153,7 +173,7 @@ pub enum FabricError {
     AddressTaken(IpAddr),
     /// A limit is 0, or above that of [`Limits::FULL`](crate::Limits::FULL).
     Limit(&'static str),
-    /// A share of [`Rates`], by its name, is not between 0 and 1.
+    /// A share of [`Rates`] or of a [`Network`], by its name, is not between 0 and 1.
     Rate(&'static str, String),
     /// The driver does not bring the device with this number up, which is a defect of this package.
     NotProbed(usize, Errno),

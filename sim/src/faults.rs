@@ -314,8 +314,8 @@ impl Fabric {
 /// A device of a fabric, as its operator has it: its slot, its cable, its firmware. [`Fabric::device`] finds it.
 #[derive(Clone, Debug)]
 pub struct Device {
-    world: Arc<World>,
-    number: usize,
+    pub(crate) world: Arc<World>,
+    pub(crate) number: usize,
 }
 
 impl Device {
@@ -328,7 +328,7 @@ impl Device {
     }
 
     /// Changes the fabric, and adds the fault to the history.
-    fn disturb<T: Default>(
+    pub(crate) fn disturb<T: Default>(
         &self,
         fault: impl fmt::Display,
         change: impl FnOnce(&mut Kernel) -> T,

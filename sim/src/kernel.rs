@@ -60,6 +60,7 @@ use std::sync::atomic::Ordering;
 use uverbs_connectx::decisions::Decisions;
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::function::Function;
+use uverbs_connectx::network::Traffic;
 use uverbs_uapi::device::{
     UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE,
 };
@@ -341,8 +342,10 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     pub(crate) fn new(seed: u64, rates: Rates) -> Kernel {
+        let mut switch = Switch::default();
+        switch.set_seed(!seed);
         Kernel {
-            switch: Switch::default(),
+            switch,
             drivers: Vec::new(),
             cm: Manager::default(),
             decisions: Decisions::new(seed),
@@ -524,7 +527,21 @@ impl Kernel {
 
     /// The number of decisions that the seed has made.
     pub(crate) fn decisions(&self) -> u64 {
-        self.decisions.drawn()
+        self.decisions.drawn() + self.switch.decisions()
+    }
+
+    /// Has nothing of one device arrive at another, or mends that.
+    pub(crate) fn cut_off(&mut self, from: usize, to: usize, cut: bool) {
+        let [from, to] = [from, to].map(|at| self.drivers[at].function());
+        if cut != self.switch.is_cut_off(from, to) {
+            self.switch.cut_off(from, to, cut);
+        }
+    }
+
+    /// The packets that went from one device to another.
+    pub(crate) fn traffic(&self, from: usize, to: usize) -> Traffic {
+        let [from, to] = [from, to].map(|at| self.drivers[at].function());
+        self.switch.traffic(from, to)
     }
 
     pub(crate) fn file(&self, id: FileId) -> Result<&OpenFile> {
@@ -947,8 +964,13 @@ impl Kernel {
         if self.cm.has_work(now) {
             let ports = Ports(&self.drivers);
             let (rates, decisions, history) = (self.rates, &mut self.decisions, &mut self.history);
+            let switch = &self.switch;
+            let function =
+                |gid: &[u8; 16]| ports.find(gid).map(|(at, _)| self.drivers[at].function());
             worked |= self.cm.run(now, ports, |message, is_to_lose| {
-                let lost = is_to_lose || rates.loses(decisions);
+                let ends = function(&message.from).zip(function(&message.to));
+                let cut = ends.is_some_and(|(from, to)| switch.is_cut_off(from, to));
+                let lost = is_to_lose || rates.loses(decisions) || cut;
                 if let Some(history) = history {
                     let how = if lost { " is lost" } else { "" };
                     history.add(now, ports.name_of(&message.from), format_args!("{message}{how}"));

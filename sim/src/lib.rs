@@ -17,10 +17,10 @@ mod faults;
 mod file;
 mod history;
 mod interface;
-mod interface;
 mod kernel;
 #[allow(unsafe_code, reason = "memory of the process, by address")]
 mod memory;
+mod network;
 mod profile;
 mod seeds;
 mod strict;
@@ -32,3 +32,4 @@ pub use profile::{Limits, Profile};
 pub use seeds::each_seed;
 pub use strict::Findings;
 pub use uverbs_connectx::audit::POISON;
+pub use uverbs_connectx::network::{Network, Traffic};

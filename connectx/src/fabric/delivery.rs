@@ -1,0 +1,182 @@
+//! The delivery of packets: from the link of their port, over the network if there is one, to a function.
+
+use uverbs_roce::headers::Packet;
+use uverbs_roce::opcodes::Kind;
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+
+use super::Fabric;
+use crate::capture::Macs;
+use crate::data::dma::Payload;
+use crate::device::Device;
+use crate::link::Flight;
+use crate::options::PortType;
+use crate::path::Destination;
+use crate::ways::UnderWay;
+
+/// Zeros in place of a payload in memory of the sender: only their number counts.
+static PLACEHOLDER: [u8; 4096] = [0; 4096];
+
+impl Fabric {
+    /// Adds a packet to the capture, if there is one.
+    fn capture_packet(&mut self, from: usize, to: Option<usize>, flight: &Flight) {
+        let Some(mut capture) = self.capture.take() else { return };
+        let device = |number: usize| self.functions[number].device();
+        let sender = device(from);
+        let macs = Macs {
+            source: sender.port.permanent_mac(),
+            destination: to.map(|to| device(to).port.permanent_mac()),
+        };
+        let added = capture.add(sender.now, macs, flight, |packet| {
+            if let Some(in_place) = flight.in_place {
+                in_place.append(&sender.memory, packet);
+            }
+        });
+        match added {
+            Ok(()) => self.capture = Some(capture),
+            Err(why) => log::warn!("the capture ends: {why}"),
+        }
+    }
+
+    /// Delivers a packet to its destination, or sends it on its way there. Returns whether it ends a message.
+    pub(super) fn deliver(&mut self, from: usize, flight: Flight) -> bool {
+        let mut ends = true;
+        if let Ok(packet) = Packet::parse(&flight.packet) {
+            let operation = packet.opcode.operation;
+            ends = operation.kind() != Kind::Response && operation.position().ends();
+            match flight.path.destination {
+                Destination::Group(group) => {
+                    self.capture_packet(from, None, &flight);
+                    self.deliver_to_group(from, &group, &flight, &packet);
+                }
+                destination => {
+                    if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {
+                        if self.ways.is_some() && from != to {
+                            self.send_away(from, to, flight);
+                            return ends;
+                        }
+                        self.capture_packet(from, Some(to), &flight);
+                        self.deliver_to(from, to, &flight, packet);
+                    }
+                }
+            }
+        }
+        self.functions[from].device_mut().link.recycle(flight);
+        ends
+    }
+
+    /// Sends a packet on its way to a function.
+    fn send_away(&mut self, from: usize, to: usize, mut flight: Flight) {
+        let device = self.functions[from].device();
+        flight.copy_payload(&device.memory);
+        let now = device.now;
+        self.ways().send(now, from, to, flight);
+    }
+
+    /// Lets the packets arrive that are due, while the budget lasts. Returns whether there were any.
+    pub(super) fn arrive(&mut self) -> bool {
+        let mut worked = false;
+        while self.budget > 0 {
+            let Some(ways) = &mut self.ways else { break };
+            let now = self.functions.first().map_or(0, |function| function.device().now);
+            let Some(UnderWay { from, to, flight }) = ways.arrive(now) else { break };
+            worked = true;
+            if let (true, Ok(packet)) = (self.can_reach(from, to), Packet::parse(&flight.packet)) {
+                if let Destination::Group(group) = flight.path.destination {
+                    self.deliver_to_members(from, to, &group, &flight, &packet);
+                } else {
+                    self.capture_packet(from, Some(to), &flight);
+                    self.deliver_to(from, to, &flight, packet);
+                }
+            }
+            self.functions[from].device_mut().link.recycle(flight);
+            self.charge();
+        }
+        worked
+    }
+
+    fn deliver_to(&mut self, from: usize, to: usize, flight: &Flight, mut packet: Packet<'_>) {
+        let qpn = packet.bth.destination();
+        let Some(in_place) = flight.in_place else {
+            let device = self.functions[to].device_mut();
+            return device.receive_packet(qpn, &flight.path, &packet, None);
+        };
+        packet.payload = &PLACEHOLDER[..in_place.len().min(PLACEHOLDER.len())];
+        if from == to {
+            let payload = Some(Payload::InPlace(in_place, None));
+            let device = self.functions[to].device_mut();
+            return device.receive_packet(qpn, &flight.path, &packet, payload);
+        }
+        let (left, right) = self.functions.split_at_mut(from.max(to));
+        let (sender, receiver) = match from < to {
+            true => (&mut left[from], &mut right[0]),
+            false => (&mut right[0], &mut left[to]),
+        };
+        let payload = Some(Payload::InPlace(in_place, Some(&sender.device().memory)));
+        receiver.device_mut().receive_packet(qpn, &flight.path, &packet, payload);
+    }
+
+    fn deliver_to_group(
+        &mut self,
+        from: usize,
+        group: &[u8; 16],
+        flight: &Flight,
+        packet: &Packet<'_>,
+    ) {
+        for to in 0..self.functions.len() {
+            if !self.can_reach(from, to) {
+                continue;
+            }
+            let groups = &self.functions[to].device().objects.multicast_groups;
+            if self.ways.is_none() || from == to {
+                self.deliver_to_members(from, to, group, flight, packet);
+            } else if !groups.members(group).is_empty() {
+                self.send_away(from, to, flight.clone());
+            }
+        }
+    }
+
+    /// Delivers a packet to the members of a multicast group on one function.
+    fn deliver_to_members(
+        &mut self,
+        from: usize,
+        to: usize,
+        group: &[u8; 16],
+        flight: &Flight,
+        packet: &Packet<'_>,
+    ) {
+        let sender = self.functions[from].device().objects.qps.find(flight.queue);
+        let no_loopback = sender.is_some_and(|qp| qp.context.is_set(qpc::block_lb_mc));
+        let device = self.functions[to].device_mut();
+        for qpn in device.objects.multicast_groups.members(group) {
+            // A sender that is a member of the group receives its own message, unless
+            // `block_lb_mc` is set.
+            if !(no_loopback && to == from && qpn == flight.queue) {
+                device.receive_packet(qpn, &flight.path, packet, None);
+            }
+        }
+    }
+
+    /// The function at whose port a packet arrives.
+    fn find_port(&self, from: usize, destination: Destination, vlan: Option<u16>) -> Option<usize> {
+        let is_destination = |number: &usize| {
+            let port = &self.functions[*number].device().port;
+            self.can_reach(from, *number)
+                && match destination {
+                    Destination::Lid(lid) => port.lid() == lid,
+                    Destination::Gid(gid) => port.has_roce_address(gid, vlan),
+                    Destination::Group(_) => false,
+                }
+        };
+        // A function finds its own address first, even if another function has the same.
+        std::iter::once(from).chain(0..self.functions.len()).find(is_destination)
+    }
+
+    /// Whether a message from one port can reach another: both links are up and of one type, or it
+    /// is the same port, and the destination may access memory.
+    pub(super) fn can_reach(&self, from: usize, to: usize) -> bool {
+        let (a, b) = (self.functions[from].device(), self.functions[to].device());
+        let port_type = |device: &Device| -> PortType { device.options.port_type };
+        b.bus_master
+            && (from == to || a.port.active() && b.port.active() && port_type(a) == port_type(b))
+    }
+}

@@ -1,0 +1,194 @@
+//! The network between two functions: its properties in one direction.
+//!
+//! Pairs with [`crate::ways`], which does what they say.
+
+use std::time::Duration;
+
+use crate::decisions::Decisions;
+
+/// Bytes of a packet of RoCE v2 beside those from BTH to padding: Ethernet, IPv4, UDP, ICRC.
+pub(crate) const FRAMING: u64 = 14 + 20 + 8 + 4;
+
+/// The network from one device to another: how long packets take, and which do not arrive.
+///
+/// [`Network::ideal`] loses nothing and takes no time. Other methods make it worse. Shares are of packets, from 0 for
+/// never to 1 for always, and a seed decides about each packet; packets are those of queue pairs, with ACKs and
+/// responses.
+///
+/// ```text
+///            queue            bandwidth         latency + jitter
+/// sender ──▶ [││││ ] ────────▶ ══════ ─────────▶ ··············· ──▶ receiver
+///             full: dropped                      lost, doubled,       damaged: dropped,
+///             long: marked                       overtaken            by its ICRC
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct Network {
+    /// Bits per second; none if packets take no time to send.
+    pub(crate) bandwidth: Option<u64>,
+    pub(crate) latency: u64,
+    pub(crate) jitter: u64,
+    /// The most bytes and packets that wait.
+    pub(crate) queue: (u64, usize),
+    /// The bytes that wait, above which a packet is marked.
+    pub(crate) marks_above: Option<u64>,
+    pub(crate) loss: f64,
+    pub(crate) duplication: f64,
+    pub(crate) corruption: f64,
+    pub(crate) reordering: f64,
+    /// The most nanoseconds by which packets are late that others overtake.
+    pub(crate) latest: u64,
+}
+
+impl Network {
+    /// The most packets that are under way from one device to another.
+    pub const MOST_PACKETS: usize = 1 << 14;
+
+    /// Packets arrive at once and in order, and none is lost.
+    pub fn ideal() -> Network {
+        Network {
+            bandwidth: None,
+            latency: 0,
+            jitter: 0,
+            queue: (u64::MAX, Network::MOST_PACKETS),
+            marks_above: None,
+            loss: 0.0,
+            duplication: 0.0,
+            corruption: 0.0,
+            reordering: 0.0,
+            latest: 0,
+        }
+    }
+
+    /// A network that a seed draws: for one seed in four an ideal one, for one a hostile one that loses, doubles, damages
+    /// and reorders up to a tenth of all packets, and else one with latency, jitter, and a queue that may be too short.
+    pub fn of_seed(seed: u64) -> Network {
+        let mut decisions = Decisions::new(seed ^ 0x6e65_7477_6f72_6b73);
+        let mut micros = |most: u64| Duration::from_nanos(decisions.below(most * 1000));
+        let (latency, jitter, late) = (micros(20), micros(10), micros(50));
+        let mut share = |thousandths| decisions.below(thousandths) as f64 / 1000.0;
+        let shares = [share(100), share(50), share(10), share(100)];
+        let network = Network::ideal().latency(latency).jitter(jitter);
+        match seed % 4 {
+            0 => Network::ideal(),
+            1 => network
+                .loss(shares[0])
+                .duplication(shares[1])
+                .corruption(shares[2])
+                .reordering(shares[3], late),
+            _ => network
+                .bandwidth(1_000_000_000 << decisions.below(8))
+                .queue_bytes(8_000 << decisions.below(6))
+                .marks_above(4_000),
+        }
+    }
+
+    /// Bits per second; 0 counts as 1. Packets leave one after the other, each for as long as its frame of RoCE v2 takes, and
+    /// wait in a queue meanwhile.
+    pub fn bandwidth(mut self, bits_per_second: u64) -> Network {
+        self.bandwidth = Some(bits_per_second.max(1));
+        self
+    }
+
+    /// The time from the end of a packet's sending to its arrival, without jitter.
+    pub fn latency(mut self, latency: Duration) -> Network {
+        self.latency = nanoseconds(latency);
+        self
+    }
+
+    /// The most by which a packet takes longer: each one by any time up to this one. Packets stay in order.
+    pub fn jitter(mut self, most: Duration) -> Network {
+        self.jitter = nanoseconds(most);
+        self
+    }
+
+    /// The bytes that wait at most, with the packet that is being sent. One that does not fit is dropped.
+    pub fn queue_bytes(mut self, most: u64) -> Network {
+        self.queue.0 = most;
+        self
+    }
+
+    /// The packets that wait at most, with the one that is being sent: [`Network::MOST_PACKETS`] unless set.
+    pub fn queue_packets(mut self, most: usize) -> Network {
+        self.queue.1 = most;
+        self
+    }
+
+    /// Marks a packet as having met congestion if more bytes wait before it: FECN in its BTH, and in IP *congestion
+    /// experienced* (CE) in place of ECT(0), both bits of ECN.
+    pub fn marks_above(mut self, bytes: u64) -> Network {
+        self.marks_above = Some(bytes);
+        self
+    }
+
+    /// The share of packets that are lost.
+    pub fn loss(mut self, share: f64) -> Network {
+        self.loss = share;
+        self
+    }
+
+    /// The share of packets that arrive twice.
+    pub fn duplication(mut self, share: f64) -> Network {
+        self.duplication = share;
+        self
+    }
+
+    /// The share of packets in which one bit is another one. The receiver drops such a packet by its ICRC, unless the bit
+    /// is one that routers may change.
+    pub fn corruption(mut self, share: f64) -> Network {
+        self.corruption = share;
+        self
+    }
+
+    /// The share of packets that are late by any time up to `latest`, while others overtake them.
+    pub fn reordering(mut self, share: f64, latest: Duration) -> Network {
+        (self.reordering, self.latest) = (share, nanoseconds(latest));
+        self
+    }
+
+    /// A share that is not between 0 and 1, with its name.
+    pub fn out_of_range(&self) -> Option<(&'static str, f64)> {
+        let shares = [
+            ("loss", self.loss),
+            ("duplication", self.duplication),
+            ("corruption", self.corruption),
+            ("reordering", self.reordering),
+        ];
+        shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share))
+    }
+
+    /// The time to send a packet of so many bytes, in nanoseconds.
+    pub(crate) fn sending(&self, bytes: u64) -> u64 {
+        let Some(bandwidth) = self.bandwidth else { return 0 };
+        let bits = u128::from(bytes) * 8 * 1_000_000_000;
+        u64::try_from(bits.div_ceil(bandwidth.into())).unwrap_or(u64::MAX)
+    }
+}
+
+/// At most a year, so that sums stay times.
+fn nanoseconds(time: Duration) -> u64 {
+    const YEAR: u64 = 365 * 24 * 60 * 60 * 1_000_000_000;
+    u64::try_from(time.as_nanos()).unwrap_or(YEAR).min(YEAR)
+}
+
+/// The packets that went from one device to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// Packets of the sender.
+    pub sent: u64,
+    /// Of these, dropped because the queue was full.
+    pub dropped: u64,
+    /// Of these, lost by chance, or because the receiver is [cut off](crate::fabric::Fabric::cut_off).
+    pub lost: u64,
+    /// Of these, marked by ECN.
+    pub marked: u64,
+    /// Of these, arriving twice.
+    pub doubled: u64,
+    /// Of these and their doubles, damaged: all but those of which the damage is in a bit that routers may change are dropped.
+    pub damaged: u64,
+    /// Of these and their doubles, late so that others may overtake them.
+    pub late: u64,
+    /// Packets that the receiver got, doubles included.
+    pub arrived: u64,
+}

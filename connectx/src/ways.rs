@@ -1,0 +1,394 @@
+//! The ways of packets between functions, where they are not ideal: queues, delays, faults.
+//!
+//! Pairs with [`crate::network`], which describes a way, and with [`crate::fabric`], whose packets go this way after they
+//! have left the [`crate::link`] of their port and before they arrive. A way is from one function to another; a function's
+//! packets to itself do not leave it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use uverbs_roce::frame::{Route, decapsulate, encapsulate};
+
+use crate::decisions::Decisions;
+use crate::link::Flight;
+use crate::network::{FRAMING, Network, Traffic};
+
+/// The byte of the BTH with FECN and BECN, and FECN.
+const CONGESTION: (usize, u8) = (4, 0x80);
+
+/// The way from one function to another.
+struct Way {
+    network: Network,
+    /// Whether nothing arrives.
+    cut: bool,
+    /// The packets that wait or are being sent: when each has left, and its bytes.
+    queue: VecDeque<(u64, u64)>,
+    /// The sum of these bytes.
+    waiting: u64,
+    /// When the last one has left.
+    idle_from: u64,
+    /// When the last packet arrives that others do not overtake.
+    last_arrival: u64,
+    /// The number of packets that have not arrived.
+    under_way: usize,
+    traffic: Traffic,
+}
+
+impl Way {
+    fn new(network: Network) -> Way {
+        Way {
+            network,
+            cut: false,
+            queue: VecDeque::new(),
+            waiting: 0,
+            idle_from: 0,
+            last_arrival: 0,
+            under_way: 0,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// Queues a packet. Returns when it has left, and the bytes that waited before it; `None` if it is dropped.
+    fn enqueue(&mut self, now: u64, bytes: u64) -> Option<(u64, u64)> {
+        while let Some((_, sent)) = self.queue.front().copied().filter(|(left, _)| *left <= now) {
+            self.queue.pop_front();
+            self.waiting -= sent;
+        }
+        let before = self.waiting;
+        let (most_bytes, most_packets) = self.network.queue;
+        let full = self.queue.len() >= most_packets || self.under_way >= Network::MOST_PACKETS;
+        if full || before.saturating_add(bytes) > most_bytes {
+            return None;
+        }
+        let left = self.idle_from.max(now).saturating_add(self.network.sending(bytes));
+        if left > now {
+            self.queue.push_back((left, bytes));
+            (self.waiting, self.idle_from) = (before + bytes, left);
+        }
+        Some((left, before))
+    }
+}
+
+/// A packet under way.
+pub(crate) struct UnderWay {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) flight: Flight,
+}
+
+/// The ways between functions.
+pub(crate) struct Ways {
+    decisions: Decisions,
+    /// The network of ways that have none of their own.
+    usual: Network,
+    ways: BTreeMap<(usize, usize), Way>,
+    /// By the time of arrival, and in order of sending.
+    under_way: BTreeMap<(u64, u64), UnderWay>,
+    /// The number of the last packet.
+    last: u64,
+    /// A frame that is damaged.
+    frame: Vec<u8>,
+}
+
+impl Ways {
+    /// Ways of this network, with faults by a seed.
+    pub(crate) fn new(usual: Network, seed: u64) -> Ways {
+        Ways {
+            decisions: Decisions::new(seed),
+            usual,
+            ways: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            last: 0,
+            frame: Vec::new(),
+        }
+    }
+
+    fn way(&mut self, from: usize, to: usize) -> &mut Way {
+        let usual = &self.usual;
+        self.ways.entry((from, to)).or_insert_with(|| Way::new(usual.clone()))
+    }
+
+    /// Changes all ways.
+    pub(crate) fn set_all(&mut self, network: Network) {
+        self.ways.values_mut().for_each(|way| way.network = network.clone());
+        self.usual = network;
+    }
+
+    /// Changes one way. Packets that are under way stay so.
+    pub(crate) fn set(&mut self, from: usize, to: usize, network: Network) {
+        self.way(from, to).network = network;
+    }
+
+    /// Has nothing arrive any more, also of what is under way, or mends that.
+    pub(crate) fn cut(&mut self, from: usize, to: usize, cut: bool) {
+        self.way(from, to).cut = cut;
+    }
+
+    /// Whether nothing arrives.
+    pub(crate) fn is_cut(&self, from: usize, to: usize) -> bool {
+        self.ways.get(&(from, to)).is_some_and(|way| way.cut)
+    }
+
+    /// The packets that went this way.
+    pub(crate) fn traffic(&self, from: usize, to: usize) -> Traffic {
+        self.ways.get(&(from, to)).map_or_else(Traffic::default, |way| way.traffic)
+    }
+
+    /// The number of decisions so far.
+    pub(crate) fn decisions(&self) -> u64 {
+        self.decisions.drawn()
+    }
+
+    /// Sends a packet, whose payload is in it, on its way.
+    pub(crate) fn send(&mut self, now: u64, from: usize, to: usize, mut flight: Flight) {
+        let Ways { decisions, usual, ways, under_way, last, frame } = self;
+        let way = ways.entry((from, to)).or_insert_with(|| Way::new(usual.clone()));
+        let Network { latency, jitter, marks_above, latest, .. } = way.network;
+        way.traffic.sent += 1;
+        let Some((left, before)) = way.enqueue(now, flight.packet.len() as u64 + FRAMING) else {
+            way.traffic.dropped += 1;
+            return;
+        };
+        if let Some(threshold) = marks_above {
+            flight.ecn = ECT_0;
+            if before > threshold {
+                way.traffic.marked += 1;
+                flight.ecn = CE;
+                let (at, fecn) = CONGESTION;
+                flight.packet.get_mut(at).into_iter().for_each(|byte| *byte |= fecn);
+            }
+        }
+        if decisions.happens(way.network.loss) {
+            way.traffic.lost += 1;
+            return;
+        }
+        let doubled = decisions.happens(way.network.duplication);
+        way.traffic.doubled += u64::from(doubled);
+        for flight in doubled.then(|| flight.clone()).into_iter().chain([flight]) {
+            let mut flight = flight;
+            if decisions.happens(way.network.corruption) {
+                way.traffic.damaged += 1;
+                if !damage(decisions, frame, &mut flight.packet) {
+                    continue;
+                }
+            }
+            let shaken = if jitter > 0 { decisions.below(jitter + 1) } else { 0 };
+            let mut due = left.saturating_add(latency + shaken);
+            if decisions.happens(way.network.reordering) {
+                way.traffic.late += 1;
+                due = due.saturating_add(decisions.below(latest + 1));
+            } else {
+                due = due.max(way.last_arrival);
+                way.last_arrival = due;
+            }
+            (*last, way.under_way) = (*last + 1, way.under_way + 1);
+            under_way.insert((due, *last), UnderWay { from, to, flight });
+        }
+    }
+
+    /// When the next packet arrives.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.under_way.first_key_value().map(|((due, _), _)| *due)
+    }
+
+    /// Takes a packet that arrives by now.
+    pub(crate) fn arrive(&mut self, now: u64) -> Option<UnderWay> {
+        while self.deadline().is_some_and(|due| due <= now) {
+            let (_, arrived) = self.under_way.pop_first()?;
+            let way = self.way(arrived.from, arrived.to);
+            way.under_way -= 1;
+            if !way.cut {
+                way.traffic.arrived += 1;
+                return Some(arrived);
+            }
+            way.traffic.lost += 1;
+        }
+        None
+    }
+}
+
+/// The bits of IP for a packet that can be marked, and for one that is.
+const ECT_0: u8 = 0b10;
+const CE: u8 = 0b11;
+
+/// Changes one bit of a packet or its ICRC. Returns whether the packet's receiver does not notice.
+fn damage(decisions: &mut Decisions, frame: &mut Vec<u8>, packet: &mut Vec<u8>) -> bool {
+    /// Bytes in front of the packet: Ethernet, IPv4, UDP.
+    const FRONT: usize = 14 + 20 + 8;
+    // Addresses do not matter: the ICRC has its say about each bit behind them.
+    let address = std::net::Ipv4Addr::LOCALHOST.into();
+    let route = Route {
+        source_mac: [0; 6],
+        destination_mac: [0; 6],
+        vlan: None,
+        source: address,
+        destination: address,
+        source_port: 0xc000,
+        traffic_class: 0,
+        hop_limit: 64,
+    };
+    if !encapsulate(&route, packet, frame) {
+        return false;
+    }
+    let bit = decisions.below((frame.len() - FRONT) as u64 * 8) as usize;
+    frame[FRONT + bit / 8] ^= 1 << (bit % 8);
+    let Ok((_, damaged)) = decapsulate(frame) else { return false };
+    packet.clear();
+    packet.extend_from_slice(damaged);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::link::Link;
+    use crate::path::{Destination, Path, Source};
+
+    /// A packet with its number in the last byte.
+    fn flight(number: usize, len: usize) -> Flight {
+        let path = Path {
+            destination: Destination::Lid(1),
+            source_index: 0,
+            source_qpn: 1,
+            sl: 0,
+            priority: 0,
+            route: None,
+            source: Source::default(),
+        };
+        let mut bytes = vec![0; len];
+        bytes[len - 1] = number as u8;
+        Link::default().flight(1, path, &bytes)
+    }
+
+    /// Bytes of a packet that has 1000 with its frame.
+    const LEN: usize = 1000 - FRAMING as usize;
+
+    fn send(ways: &mut Ways, now: u64, packets: usize) {
+        (0..packets).for_each(|number| ways.send(now, 0, 1, flight(number, LEN)));
+    }
+
+    /// The packets that arrive, with their times.
+    fn arrivals(ways: &mut Ways) -> Vec<(u64, Flight)> {
+        let mut arrived = Vec::new();
+        while let Some(now) = ways.deadline() {
+            assert!(now == 0 || ways.arrive(now - 1).is_none());
+            arrived.extend(ways.arrive(now).map(|packet| (now, packet.flight)));
+        }
+        arrived
+    }
+
+    fn numbers(arrived: &[(u64, Flight)]) -> Vec<u8> {
+        arrived.iter().map(|(_, flight)| flight.packet[LEN - 1]).collect()
+    }
+
+    #[test]
+    fn packets_are_spaced_by_their_length_and_take_the_latency() {
+        let network = Network::ideal().bandwidth(8_000_000_000).latency(Duration::from_micros(5));
+        let mut ways = Ways::new(network, 1);
+        send(&mut ways, 100, 3);
+        let times: Vec<_> = arrivals(&mut ways).iter().map(|(at, _)| *at).collect();
+        assert_eq!(times, [6100, 7100, 8100]);
+        // The queue was idle meanwhile, and nothing is saved up.
+        send(&mut ways, 20_000, 1);
+        assert_eq!(ways.deadline(), Some(26_000));
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_empties_with_time() {
+        for network in [Network::ideal().queue_bytes(2500), Network::ideal().queue_packets(2)] {
+            let mut ways = Ways::new(network.bandwidth(8_000_000_000), 1);
+            send(&mut ways, 0, 5);
+            send(&mut ways, 1000, 5);
+            assert_eq!(numbers(&arrivals(&mut ways)), [0, 1, 0]);
+            let Traffic { sent, dropped, arrived, .. } = ways.traffic(0, 1);
+            assert_eq!((sent, dropped, arrived), (10, 7, 3));
+        }
+    }
+
+    #[test]
+    fn packets_behind_a_long_queue_are_marked() {
+        let network = Network::ideal().bandwidth(8_000_000_000).marks_above(1500);
+        let mut ways = Ways::new(network, 1);
+        send(&mut ways, 0, 4);
+        let arrived = arrivals(&mut ways);
+        let marks: Vec<_> =
+            arrived.iter().map(|(_, flight)| (flight.ecn, flight.packet[4])).collect();
+        assert_eq!(marks, [(0b10, 0), (0b10, 0), (0b11, 0x80), (0b11, 0x80)]);
+        assert_eq!(ways.traffic(0, 1).marked, 2);
+    }
+
+    #[test]
+    fn jitter_keeps_the_order_and_reordering_does_not() {
+        let jitter = Network::ideal().jitter(Duration::from_nanos(50));
+        let mut ways = Ways::new(jitter, 1);
+        send(&mut ways, 0, 100);
+        let arrived = arrivals(&mut ways);
+        assert!(numbers(&arrived).is_sorted());
+        assert!(arrived.last().is_some_and(|(at, _)| (40..=50).contains(at)));
+        let late = Network::ideal().latency(Duration::from_nanos(10));
+        let mut ways = Ways::new(late.reordering(0.3, Duration::from_nanos(50)), 1);
+        for number in 0..100 {
+            ways.send(number as u64, 0, 1, flight(number, LEN));
+        }
+        let arrived = arrivals(&mut ways);
+        assert!(!numbers(&arrived).is_sorted());
+        let late = |(at, flight): &&(u64, Flight)| *at != u64::from(flight.packet[LEN - 1]) + 10;
+        let overtaken = arrived.iter().filter(late).count();
+        let counted = ways.traffic(0, 1).late as usize;
+        assert!((15..45).contains(&counted) && overtaken <= counted, "{overtaken} of {counted}");
+    }
+
+    #[test]
+    fn faults_happen_at_their_shares_and_are_counted() {
+        let network = Network::ideal().loss(0.1).duplication(0.2).corruption(0.1);
+        let mut ways = Ways::new(network, 7);
+        send(&mut ways, 0, 2000);
+        let arrived = arrivals(&mut ways);
+        let traffic = ways.traffic(0, 1);
+        assert!((150..250).contains(&traffic.lost), "{traffic:?}");
+        assert!((300..420).contains(&traffic.doubled), "{traffic:?}");
+        assert!((170..270).contains(&traffic.damaged), "{traffic:?}");
+        assert_eq!(arrived.len() as u64, traffic.arrived);
+        let left = 2000 - traffic.lost + traffic.doubled;
+        assert!((left - traffic.damaged..left - traffic.damaged + 20).contains(&traffic.arrived));
+        // Damage to the byte that routers may change is all that passes.
+        let zeros = |(at, byte): (usize, &u8)| at == 4 || *byte == 0;
+        let whole = |flight: &Flight| flight.packet[..LEN - 1].iter().enumerate().all(zeros);
+        assert!(arrived.iter().all(|(_, flight)| whole(flight)));
+    }
+
+    #[test]
+    fn a_seed_repeats() {
+        let run = |seed| {
+            let mut ways = Ways::new(Network::of_seed(1), seed);
+            send(&mut ways, 0, 200);
+            let arrived = arrivals(&mut ways);
+            (numbers(&arrived), ways.decisions())
+        };
+        assert_eq!(run(5), run(5));
+        assert_ne!(run(5), run(6));
+    }
+
+    #[test]
+    fn what_is_cut_off_gets_nothing_in_one_direction() {
+        let mut ways = Ways::new(Network::ideal().latency(Duration::from_nanos(10)), 1);
+        send(&mut ways, 0, 2);
+        ways.cut(0, 1, true);
+        ways.send(0, 1, 0, flight(0, LEN));
+        assert_eq!(arrivals(&mut ways).len(), 1);
+        assert_eq!((ways.traffic(0, 1).lost, ways.traffic(1, 0).arrived), (2, 1));
+        ways.cut(0, 1, false);
+        send(&mut ways, 20, 1);
+        assert_eq!(arrivals(&mut ways).len(), 1);
+    }
+
+    #[test]
+    fn a_way_has_a_bounded_number_of_packets() {
+        let mut ways = Ways::new(Network::ideal().latency(Duration::from_secs(1)), 1);
+        for _ in 0..Network::MOST_PACKETS + 5 {
+            ways.send(0, 0, 1, flight(0, 12));
+        }
+        assert_eq!(ways.traffic(0, 1).dropped, 5);
+    }
+}

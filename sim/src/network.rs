@@ -1,0 +1,102 @@
+//! Changes of the network of a fabric while it runs.
+
+use crate::fabric::{Fabric, FabricError, check_network};
+use crate::faults::Device;
+use std::fmt;
+use std::sync::Arc;
+use uverbs_connectx::network::{Network, Traffic};
+
+impl Fabric {
+    /// Changes the network between all devices. Packets that are under way arrive as they would have.
+    ///
+    /// # Errors
+    ///
+    /// A share of the network is not between 0 and 1.
+    pub fn set_network(&self, network: Network) -> Result<(), FabricError> {
+        let network = check_network(network)?;
+        self.world.disturb(|kernel| kernel.switch.set_network(network));
+        Ok(())
+    }
+
+    /// Parts the network: these devices and the others do not reach each other any more, by packets of queue pairs,
+    /// by messages of the connection manager, and by what is under way. Another partition takes the place of this one.
+    ///
+    /// # Panics
+    ///
+    /// If a device is one of another fabric.
+    pub fn part<'d>(&self, from_others: impl IntoIterator<Item = &'d Device>) {
+        let mut side = Vec::new();
+        for device in from_others {
+            assert!(Arc::ptr_eq(&self.world, &device.world), "a device of another fabric");
+            side.push(device.number);
+        }
+        self.world.disturb(|kernel| {
+            for from in 0..kernel.drivers.len() {
+                for to in 0..kernel.drivers.len() {
+                    kernel.cut_off(from, to, side.contains(&from) != side.contains(&to));
+                }
+            }
+        });
+    }
+
+    /// Ends a [partition](Self::part), and mends what is [cut off](Device::cut_off).
+    pub fn mend(&self) {
+        self.part([]);
+    }
+}
+
+impl Device {
+    /// Changes the network from this device to another; [`Fabric::set_network`] changes all. Packets that are under way arrive
+    /// as they would have.
+    ///
+    /// # Errors
+    ///
+    /// A share of the network is not between 0 and 1.
+    ///
+    /// # Panics
+    ///
+    /// If the other device is one of another fabric.
+    pub fn set_network_to(&self, to: &Device, network: Network) -> Result<(), FabricError> {
+        let network = check_network(network)?;
+        self.change_way(to, "changes", |switch, from, to| switch.set_way(from, to, network));
+        Ok(())
+    }
+
+    /// Has nothing of this device arrive at another any more, in this direction: no packet of a queue pair, no message of
+    /// the connection manager, and nothing that is under way. [`Fabric::mend`] ends it.
+    ///
+    /// # Panics
+    ///
+    /// If the other device is one of another fabric.
+    pub fn cut_off(&self, to: &Device) {
+        self.change_way(to, "is cut", |switch, from, to| switch.cut_off(from, to, true));
+    }
+
+    /// The packets of queue pairs that went from this device to another: 0 before there is a [`Network`].
+    ///
+    /// # Panics
+    ///
+    /// If the other device is one of another fabric.
+    pub fn traffic_to(&self, to: &Device) -> Traffic {
+        assert!(Arc::ptr_eq(&self.world, &to.world), "a device of another fabric");
+        let kernel = self.world.kernel();
+        kernel.map_or_else(|_| Traffic::default(), |kernel| kernel.traffic(self.number, to.number))
+    }
+
+    fn change_way(
+        &self,
+        to: &Device,
+        how: impl fmt::Display,
+        change: impl FnOnce(&mut uverbs_connectx::fabric::Fabric, usize, usize),
+    ) {
+        assert!(Arc::ptr_eq(&self.world, &to.world), "a device of another fabric");
+        let name = {
+            let kernel = self.world.kernel();
+            kernel.map_or_else(|_| String::new(), |kernel| kernel.drivers[to.number].name.clone())
+        };
+        self.disturb(format_args!("the network to {name} {how}"), |kernel| {
+            let [from, to] = [self.number, to.number].map(|at| kernel.drivers[at].function());
+            change(&mut kernel.switch, from, to);
+        });
+    }
+}
