@@ -9,6 +9,7 @@ use uverbs_roce::Endpoint;
 
 use crate::audit::Audit;
 use crate::bar_memory::BarMemory;
+use crate::bus::Bus;
 use crate::doorbell::Doorbells;
 use crate::fault::InjectedFaults;
 use crate::format::event::Event;
@@ -42,6 +43,8 @@ pub struct Device {
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
     pub(crate) bar: BarMemory,
+    /// Data that is on its way to memory.
+    pub(crate) bus: Bus,
     pub(crate) rdma_sent: TrafficByCast,
     pub(crate) rdma_received: TrafficByCast,
     /// Queues with WQEs to fetch or to flush.
@@ -96,6 +99,7 @@ impl Device {
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
             bar,
+            bus: Bus::default(),
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
             ready_queues: ReadyQueues::default(),
@@ -126,6 +130,7 @@ impl Device {
         let mut fresh = Self::with(self.options.clone(), interrupts, bar);
         std::mem::swap(&mut fresh.memory, &mut self.memory);
         fresh.now = self.now;
+        fresh.bus.be_slow(self.bus.is_slow());
         fresh.left = std::mem::take(&mut self.left);
         fresh.bus_master = self.bus_master;
         fresh.faults = std::mem::take(&mut self.faults);
@@ -164,6 +169,9 @@ impl Device {
 
     /// Enables or disables access to memory and interrupts.
     pub(crate) fn set_bus_master(&mut self, on: bool) {
+        if !on {
+            self.bus.be_slow(self.bus.is_slow());
+        }
         self.bus_master = on;
         self.interrupts.enable(on);
     }
@@ -178,9 +186,16 @@ impl Device {
         self.ready_queues.push(number);
     }
 
-    /// Copies all payloads that stay in place into their packets: see [`crate::link`].
-    pub(crate) fn copy_payloads(&mut self) {
+    /// Copies all payloads that stay in place into their packets (see [`crate::link`]), and has all data that has arrived in
+    /// memory (see [`crate::bus`]).
+    pub(crate) fn settle_payloads(&mut self) {
+        self.settle(None);
         self.link.copy_payloads(&self.memory, None);
+    }
+
+    /// Has data of packets reach memory later, in any order that the specification permits.
+    pub fn write_in_any_order(&mut self) {
+        self.bus.be_slow(true);
     }
 
     /// When the next timer is due.

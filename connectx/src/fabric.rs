@@ -51,6 +51,8 @@ enum Ready {
     Sender(usize),
     /// A packet may arrive.
     Packet(usize),
+    /// Data may reach memory.
+    Write(usize),
 }
 
 /// The result of a run.
@@ -65,13 +67,14 @@ pub struct Progress {
     pub deadline: Option<u64>,
 }
 
-/// How much a function can do now: queues to serve, queue pairs that may send, packets that may arrive.
-fn ready(device: &Device) -> [usize; 3] {
+/// How much a function can do now: queues to serve, queue pairs that may send, packets that may arrive, data that may
+/// reach memory.
+fn ready(device: &Device) -> [usize; 4] {
     let (queues, senders) = match device.bus_master {
         true => (device.ready_queues.len(), device.senders()),
         false => (0, 0),
     };
-    [queues, senders, device.link.len()]
+    [queues, senders, device.link.len(), device.bus.len()]
 }
 
 impl Fabric {
@@ -183,7 +186,7 @@ impl Fabric {
             worked = true;
         }
         for function in &mut self.functions {
-            function.device_mut().copy_payloads();
+            function.device_mut().settle_payloads();
         }
         let more = self.budget == 0 || self.ready() > 0;
         Progress { worked, more, deadline: self.deadline() }
@@ -199,7 +202,7 @@ impl Fabric {
     }
 
     /// The number of things that can be done now: queues that have WQEs, queue pairs that may send, packets that may
-    /// arrive.
+    /// arrive, data that may reach memory.
     pub fn ready(&self) -> usize {
         self.functions.iter().flat_map(|function| ready(function.device())).sum()
     }
@@ -212,7 +215,7 @@ impl Fabric {
     /// As [`Fabric::function_of_ready`], with the thing.
     fn find_ready(&self, mut before: usize) -> Option<(usize, Ready)> {
         for (number, function) in self.functions.iter().enumerate() {
-            let kinds = [Ready::Queue, Ready::Sender, Ready::Packet];
+            let kinds = [Ready::Queue, Ready::Sender, Ready::Packet, Ready::Write];
             for (kind, count) in kinds.into_iter().zip(ready(function.device())) {
                 match before.checked_sub(count) {
                     Some(left) => before = left,
@@ -224,7 +227,8 @@ impl Fabric {
     }
 
     /// Does the thing with `before` others in front: fetches one WQE, sends packets of a queue pair up to the end of a
-    /// request, or lets as many arrive. Of responses, 32 packets leave or arrive at once. Returns whether it did anything.
+    /// request, lets as many arrive, or lets one write of data end. Of responses, 32 packets leave or arrive at once. Returns
+    /// whether it did anything.
     pub fn run_ready(&mut self, before: usize) -> bool {
         let Some((number, ready)) = self.find_ready(before) else { return false };
         self.budget = COST_PER_POLL;
@@ -237,6 +241,12 @@ impl Fabric {
                 self.functions[number].device_mut().send_packets(before, Turn::Request)
             }
             Ready::Packet(before) => self.deliver_message(number, before),
+            Ready::Write(before) => {
+                let device = self.functions[number].device();
+                let write = device.bus.take(before);
+                write.iter().for_each(|write| device.end_bus_write(write));
+                write.is_some()
+            }
         };
         self.charge();
         worked
@@ -281,7 +291,7 @@ impl Fabric {
                 return worked;
             }
         }
-        let [_, senders, _] = ready(self.functions[number].device());
+        let [_, senders, ..] = ready(self.functions[number].device());
         for _ in 0..senders {
             worked |= self.functions[number].device_mut().send_packets(0, Turn::Packets);
             self.charge();

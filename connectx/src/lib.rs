@@ -14,6 +14,7 @@
 pub mod audit;
 pub mod bar0;
 pub mod bar_memory;
+mod bus;
 mod capture;
 mod chunks;
 pub mod cmd;

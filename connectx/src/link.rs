@@ -11,7 +11,7 @@
 //!
 //! - before the CQE of its request, with success or an error: the program then has its memory back
 //!   (`Device::complete_request`);
-//! - before a key changes or is invalidated, by a WQE or by the peer (`Device::copy_payloads`);
+//! - before a key changes or is invalidated, by a WQE or by the peer (`Device::settle_payloads`);
 //! - before [`Fabric::run`](crate::fabric::Fabric::run) returns: commands and the program come next.
 //!
 //! A packet that does not arrive in the call that sends it gets its payload at once: one that is held back, and each

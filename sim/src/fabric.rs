@@ -38,6 +38,7 @@ pub struct FabricBuilder {
     network: Option<Network>,
     history: bool,
     strict: bool,
+    any_order: bool,
 }
 
 impl FabricBuilder {
@@ -80,6 +81,16 @@ impl FabricBuilder {
     /// buffer early finds that.
     pub fn strict(mut self) -> FabricBuilder {
         self.strict = true;
+        self
+    }
+
+    /// Has the devices write data of packets to memory in any order that the specification permits, as the bus may: the
+    /// bytes of a message in any order, data of two queue pairs in any order, and messages of a queue pair in order
+    /// unless their region has [relaxed ordering](uverbs_uapi::mr::ib_uverbs_access_flags::IB_UVERBS_ACCESS_RELAXED_ORDERING).
+    /// All of it is in memory before its completion, before the peer's, and before the peer reads with the same queue pair. A
+    /// program that polls the last byte of a message for the whole finds parts of it on some seed.
+    pub fn writes_in_any_order(mut self) -> FabricBuilder {
+        self.any_order = true;
         self
     }
 
@@ -131,6 +142,11 @@ impl FabricBuilder {
         }
         if self.strict {
             kernel.be_strict();
+        }
+        for device in 0..kernel.drivers.len() {
+            if self.any_order {
+                kernel.function(device).device_mut().write_in_any_order();
+            }
         }
         let prints = Prints::here();
         if self.history || prints == Prints::Always {

@@ -2,7 +2,10 @@
 //!
 //! Pairs with [`crate::object::mkey`], which checks an access and finds its addresses.
 
+use uverbs_uapi::mlx5::prm::mkc::mkc;
+
 use super::transport::Turn;
+use crate::bus::BusWrite;
 use crate::device::Device;
 use crate::format::syndrome::Syndrome;
 use crate::format::wqe::{DataSegment, Sge};
@@ -142,6 +145,54 @@ impl Device {
         })
     }
 
+    /// Writes the memory of an access with data of a packet: at once, or over a bus that takes its time.
+    pub(crate) fn dma_post(&self, access: Access, data: Payload<'_>) -> Result<(), String> {
+        if !self.bus.is_slow() {
+            return self.dma_write(access, data);
+        }
+        let mkey = self.objects.mkeys.find(access.key >> 8);
+        let relaxed = mkey.is_some_and(|mkey| mkey.context.is_set(mkc::relaxed_ordering_write));
+        self.objects.resolve(access, |ranges| {
+            self.objects.cost.add_bytes(access.len);
+            let mut rest = data;
+            for range in ranges {
+                let (part, behind) = rest.split_at(range.len);
+                rest = behind;
+                let DmaAddress::Guest(address) = range.address else {
+                    self.settle(Some(access.qpn));
+                    self.write_range(*range, part)?;
+                    continue;
+                };
+                let writable = self.memory.writable(address, part.len());
+                writable.map_err(|fault| format!("{fault:?}"))?;
+                match part {
+                    Payload::Bytes(bytes) => self.bus.post(access.qpn, relaxed, address, bytes),
+                    Payload::InPlace(in_place, memory) => {
+                        let mut bytes = Vec::new();
+                        in_place.append(memory.unwrap_or(&self.memory), &mut bytes);
+                        self.bus.post(access.qpn, relaxed, address, &bytes);
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Ends a write of the bus.
+    pub(crate) fn end_bus_write(&self, write: &BusWrite) {
+        let address = DmaAddress::Guest(write.address);
+        let range = DmaRange { address, len: write.bytes.len() };
+        // It was writable when it was posted. If it is not any more, the write is lost.
+        let _ = self.write_range(range, Payload::Bytes(&write.bytes));
+    }
+
+    /// Has the data that a queue pair has received in memory, or that of all: see [`crate::bus`].
+    pub(crate) fn settle(&self, qpn: Option<u32>) {
+        if self.bus.is_slow() {
+            self.bus.take_all(qpn).iter().for_each(|write| self.end_bus_write(write));
+        }
+    }
+
     /// The memory of an access that stays in place until a packet with it arrives; `None` if it is read at once instead:
     /// it is in more than two ranges, or the access fails.
     pub(crate) fn locate(&self, access: Access) -> Option<InPlace> {
@@ -250,8 +301,7 @@ impl Device {
             let (part, behind) = rest.split_at(rest.len().min((len - skip) as usize));
             rest = behind;
             let access = by.part(AccessRight::LocalWrite, &sge, skip, part.len());
-            let done =
-                if write { self.dma_write(access, part) } else { self.objects.check(access) };
+            let done = if write { self.dma_post(access, part) } else { self.objects.check(access) };
             done.map_err(|why| {
                 log::debug!("data for QP {:#x}: {why}", by.qpn);
                 Syndrome::LocalProtection

@@ -204,8 +204,11 @@ impl Device {
             return false;
         };
         let source = self.source(to);
-        let Some(qp) = self.objects.qps.find_mut(qpn) else { return false };
         let request = opcode.operation.kind() != Kind::Response;
+        if !request {
+            self.settle(Some(qpn));
+        }
+        let Some(qp) = self.objects.qps.find_mut(qpn) else { return false };
         let ends = request && opcode.operation.position().ends();
         // The ACK or NAK that it owes leaves in error state, too.
         let lost = request && (qp.fate == Fate::Lost || qp.state == QpState::Error);
@@ -309,7 +312,7 @@ impl Device {
         }
         let (control, wqe) = (request.control, std::mem::take(&mut request.wqe));
         if matches!(control.opcode, op::UMR | op::LOCAL_INVAL) {
-            self.copy_payloads();
+            self.settle_payloads();
         }
         let issuer = self.objects.qps.find(qpn).map(|qp| self.umr_issuer(qpn, qp));
         let done = match (issuer, control.opcode) {
@@ -336,6 +339,7 @@ impl Device {
 
     /// Completes the oldest request of a queue pair, and reports it if it is signaled or has failed.
     pub(crate) fn complete_request(&mut self, qpn: u32, id: u64, status: ib_wc_status) {
+        self.settle(Some(qpn));
         self.link.copy_payloads(&self.memory, Some((qpn, id)));
         let Some(qp) = self.objects.qps.find_mut(qpn) else { return };
         let Some(request) = qp.in_flight.pop() else { return };

@@ -114,6 +114,7 @@ impl Device {
         to: &mut [u8],
         turn: Turn,
     ) -> Result<(), Refusal> {
+        self.settle(Some(qpn));
         let access = self.target_access(qpn, AccessRight::RemoteRead, target)?;
         let in_place = if may_stay(to.len(), turn) { self.locate(access) } else { None };
         self.departing = Departing { len: to.len(), in_place, request: None };
@@ -131,7 +132,7 @@ impl Device {
         data: Payload<'_>,
     ) -> Result<(), Refusal> {
         let access = self.target_access(qpn, AccessRight::RemoteWrite, target)?;
-        self.dma_write(access, data).map_err(|why| refuse(qpn, &why))
+        self.dma_post(access, data).map_err(|why| refuse(qpn, &why))
     }
 
     /// Changes a word for the peer, and returns the old one.
@@ -141,6 +142,7 @@ impl Device {
         target: Target,
         change: Atomic,
     ) -> Result<u64, Refusal> {
+        self.settle(Some(qpn));
         let access = self.target_access(qpn, AccessRight::RemoteAtomic, target)?;
         self.dma_atomic(access, |old| change.apply(old)).map_err(|why| refuse(qpn, &why))
     }
@@ -148,7 +150,7 @@ impl Device {
     /// Invalidates an mkey for the peer.
     pub(crate) fn invalidate_for_peer(&mut self, qpn: u32, key: u32) -> Result<(), Refusal> {
         let pd = self.objects.qps.find(qpn).map_or(0, |qp| qp.receiving.pd);
-        self.copy_payloads();
+        self.settle_payloads();
         if self.invalidate(qpn, key, pd) {
             return Ok(());
         }
@@ -276,6 +278,7 @@ impl Device {
             }
             Ok(received)
         });
+        self.settle(Some(qpn));
         match received {
             Ok(received) => self.complete_receive(qpn, srqn, index, &received),
             Err(syndrome) => {

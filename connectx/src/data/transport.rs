@@ -158,6 +158,9 @@ impl Device {
     ) {
         let Some(qpn) = self.local_qpn(qpn) else { return };
         let now = self.now;
+        if self.bus.is_slow() {
+            self.bus.begin(qpn, packet.opcode.operation.position().begins());
+        }
         let taken = self.transport_with(in_place, Turn::Request, |endpoint, host| {
             endpoint.packet_for(now, host, qpn, path, packet)
         });

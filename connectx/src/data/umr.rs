@@ -232,6 +232,7 @@ impl Device {
 
     /// Makes an mkey invalid, for tests; returns whether there is a valid one.
     pub fn invalidate_key(&mut self, key: u32) -> bool {
+        self.settle_payloads();
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
         let context = &mut mkey.context;
         let valid =

@@ -1,0 +1,188 @@
+//! The bus: data of packets that has left the device and is not in memory yet.
+//!
+//! Usually a write is in memory at once. A test can have the bus [take its time](Bus::be_slow), so that memory is written
+//! in any order that a device may write in:
+//!
+//! - the bytes of a message in any order: the specification warns programs not to depend on one;
+//! - messages of one queue pair in order, unless the mkey has *relaxed ordering*: then a write overtakes those before it,
+//!   as `IBV_ACCESS_RELAXED_ORDERING` permits;
+//! - data of two queue pairs in any order.
+//!
+//! [`Device::settle`](crate::device::Device::settle) has everything of a queue pair in memory before it is promised:
+//! before a CQE, before an ACK or a response leaves, before the peer reads or executes an atomic; and everything of all
+//! before a key changes, before a command, and at the end of [`Fabric::run`](crate::fabric::Fabric::run).
+//! In [`Fabric::run_ready`](crate::fabric::Fabric::run_ready) the caller chooses which write ends next.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// The most pieces that a packet's payload has, each a number of words of eight bytes.
+const PIECES: usize = 8;
+const WORD: usize = 8;
+
+/// A write on the bus.
+pub(crate) struct BusWrite {
+    qpn: u32,
+    /// The number of its message: later ones of a queue pair have higher ones.
+    message: u64,
+    /// Whether it may overtake others.
+    relaxed: bool,
+    pub(crate) address: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Writes that are not in memory yet, in order of arrival.
+#[derive(Default)]
+pub(crate) struct Bus {
+    slow: bool,
+    writes: RefCell<Vec<BusWrite>>,
+    /// The message of the packet that arrives now.
+    message: Cell<u64>,
+    /// The number of the last message.
+    last: Cell<u64>,
+}
+
+impl Bus {
+    /// Has writes wait, or not; what waits is lost.
+    pub(crate) fn be_slow(&mut self, slow: bool) {
+        *self = Bus { slow, ..Bus::default() };
+    }
+
+    pub(crate) fn is_slow(&self) -> bool {
+        self.slow
+    }
+
+    /// A packet of a queue pair arrives, which begins a message or not.
+    pub(crate) fn begin(&self, qpn: u32, begins: bool) {
+        let writes = self.writes.borrow();
+        let current = writes.iter().rfind(|write| write.qpn == qpn).map(|write| write.message);
+        self.message.set(current.filter(|_| !begins).unwrap_or_else(|| {
+            self.last.set(self.last.get() + 1);
+            self.last.get()
+        }));
+    }
+
+    /// Posts a write of the packet that arrives, in pieces.
+    pub(crate) fn post(&self, qpn: u32, relaxed: bool, address: u64, mut bytes: &[u8]) {
+        let message = self.message.get();
+        let piece = bytes.len().div_ceil(PIECES).next_multiple_of(WORD);
+        let mut address = address;
+        while !bytes.is_empty() {
+            // Pieces end where words end.
+            let len = (piece - address as usize % WORD).min(bytes.len());
+            let (head, rest) = bytes.split_at(len);
+            let write = BusWrite { qpn, message, relaxed, address, bytes: head.to_vec() };
+            self.writes.borrow_mut().push(write);
+            (address, bytes) = (address + len as u64, rest);
+        }
+    }
+
+    /// The places in the list of the writes that may end next.
+    fn next(writes: &[BusWrite]) -> impl Iterator<Item = usize> {
+        let mut first = BTreeMap::new();
+        writes.iter().enumerate().filter_map(move |(at, write)| {
+            let message = *first.entry(write.qpn).or_insert(write.message);
+            (write.relaxed || write.message == message).then_some(at)
+        })
+    }
+
+    /// The number of writes that may end next.
+    pub(crate) fn len(&self) -> usize {
+        if self.slow { Bus::next(&self.writes.borrow()).count() } else { 0 }
+    }
+
+    /// Takes the one with `before` others in front.
+    pub(crate) fn take(&self, before: usize) -> Option<BusWrite> {
+        let mut writes = self.writes.borrow_mut();
+        let at = Bus::next(&writes).nth(before)?;
+        Some(writes.remove(at))
+    }
+
+    /// Takes all of a queue pair, or of all: messages in order, and the last piece of each first.
+    pub(crate) fn take_all(&self, qpn: Option<u32>) -> Vec<BusWrite> {
+        let of = |write: &BusWrite| qpn.is_none_or(|qpn| write.qpn == qpn);
+        let mut writes = self.writes.borrow_mut();
+        let (mut taken, left) = std::mem::take(&mut *writes).into_iter().rev().partition(of);
+        *writes = left;
+        writes.reverse();
+        taken.sort_by_key(|write: &BusWrite| write.message);
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bus() -> Bus {
+        let mut bus = Bus::default();
+        bus.be_slow(true);
+        bus
+    }
+
+    fn post(bus: &Bus, qpn: u32, begins: bool, relaxed: bool, address: u64, len: usize) {
+        bus.begin(qpn, begins);
+        bus.post(qpn, relaxed, address, &vec![1; len]);
+    }
+
+    fn addresses(writes: &[BusWrite]) -> Vec<u64> {
+        writes.iter().map(|write| write.address).collect()
+    }
+
+    #[test]
+    fn pieces_end_where_words_end_and_are_few() {
+        let bus = bus();
+        post(&bus, 1, true, false, 4, 20);
+        let lens = |bus: &Bus| {
+            let writes = bus.writes.borrow();
+            writes.iter().map(|write| (write.address, write.bytes.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(lens(&bus), [(4, 4), (8, 8), (16, 8)]);
+        bus.take_all(None);
+        post(&bus, 1, true, false, 0, 1024);
+        assert_eq!(lens(&bus), (0..8).map(|at| (at * 128, 128)).collect::<Vec<_>>());
+        bus.take_all(None);
+        post(&bus, 1, true, false, 0, 0);
+        assert_eq!(bus.len(), 0);
+    }
+
+    #[test]
+    fn bytes_of_a_message_have_no_order_and_messages_have_one() {
+        let bus = bus();
+        post(&bus, 1, true, false, 0, 8);
+        post(&bus, 1, false, false, 100, 4);
+        post(&bus, 1, true, false, 200, 8);
+        assert_eq!(bus.len(), 2);
+        assert_eq!(bus.take(1).map(|write| write.address), Some(100));
+        assert!(bus.take(1).is_none());
+        assert_eq!(bus.take(0).map(|write| write.address), Some(0));
+        assert_eq!(bus.take(0).map(|write| write.address), Some(200));
+    }
+
+    #[test]
+    fn queue_pairs_and_relaxed_keys_have_no_order() {
+        let bus = bus();
+        post(&bus, 1, true, false, 0, 8);
+        post(&bus, 2, true, false, 8, 8);
+        post(&bus, 1, true, true, 16, 8);
+        post(&bus, 1, true, false, 24, 8);
+        assert_eq!(bus.len(), 3);
+        assert_eq!(bus.take(2).map(|write| write.address), Some(16));
+        assert_eq!(bus.len(), 2);
+        // A middle packet of queue pair 2 is of its message, and the next one is not.
+        post(&bus, 2, false, false, 32, 8);
+        post(&bus, 2, true, false, 40, 8);
+        assert_eq!(bus.len(), 3);
+    }
+
+    #[test]
+    fn what_settles_is_that_of_its_queue_pair_messages_in_order() {
+        let bus = bus();
+        post(&bus, 1, true, false, 0, 16);
+        post(&bus, 2, true, false, 50, 6);
+        post(&bus, 1, true, false, 100, 4);
+        assert_eq!(addresses(&bus.take_all(Some(1))), [8, 0, 100]);
+        assert_eq!(addresses(&bus.take_all(None)), [50]);
+        assert!(bus.take_all(None).is_empty());
+    }
+}

@@ -1,0 +1,495 @@
+//! Queue pairs on a network that is slow, full, or hostile, and devices that write memory in any order.
+//!
+//! `UVERBS_NETWORK_SEEDS` is the number of seeds of each hostile run; 100 unless set.
+
+use std::time::{Duration, Instant};
+use uverbs::device::devices_on;
+use uverbs::{
+    Access, CompletionQueue, Context, Handshake, MemoryRegion, QpControl, QpType, QueuePair,
+    RecvWr, SendWr, WcOpcode, WcStatus,
+};
+use uverbs_sim::{Fabric, FabricBuilder, FabricError, Network, Profile, Traffic, each_seed};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Bytes of memory of each side.
+const MEMORY: usize = 1 << 20;
+
+/// A queue pair with its queue and memory. Fields are dropped in this order.
+struct Side {
+    qp: QueuePair,
+    memory: MemoryRegion<u8>,
+    cq: CompletionQueue,
+}
+
+/// A completion: its request, its status, its bytes.
+type Ended = (u64, WcStatus, WcOpcode);
+
+impl Side {
+    fn new(context: &Context, kind: QpType) -> Result<Side> {
+        let pd = context.alloc_pd()?;
+        let cq = context.cq_builder(256).build()?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(MEMORY)?;
+        let qp = pd.qp_builder(&cq, &cq, kind).max_send_wr(64).max_recv_wr(64).build()?;
+        Ok(Side { qp, memory, cq })
+    }
+
+    fn recv(&mut self, id: u64, at: usize, len: usize) -> Result<()> {
+        let sges = [self.memory.sge(at..at + len)?];
+        let mut batch = self.qp.recv_batch()?;
+        batch.push(RecvWr::new(&sges).id(id))?;
+        // SAFETY: the memory is dropped after the queue pair, and read after the completion.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    fn post(&mut self, wr: SendWr<'_>) -> Result<()> {
+        let mut batch = self.qp.send_batch()?;
+        batch.push(wr.signaled())?;
+        // SAFETY: the memory is dropped after the queue pair, and not written before the completion.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    /// Writes `len` bytes from the begin of the memory to that of the peer.
+    fn write(&mut self, to: &Side, id: u64, len: usize) -> Result<()> {
+        let sges = [self.memory.sge(..len)?];
+        self.post(SendWr::write(to.memory.remote(0)?, &sges).id(id))
+    }
+
+    fn poll(&mut self) -> Result<Vec<Ended>> {
+        let mut completions = self.cq.poll()?;
+        let mut ended = Vec::new();
+        while let Some(completion) = completions.next() {
+            // The operation of a request that failed is not reported.
+            let opcode = completion.ok().map_or(WcOpcode::SEND, |done| done.opcode());
+            ended.push((completion.wr_id(), completion.status(), opcode));
+        }
+        Ok(ended)
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.memory.copy_to(at, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Steps until a request ends.
+    fn wait(&mut self, fabric: &Fabric) -> Result<Ended> {
+        loop {
+            if let Some(ended) = self.poll()?.first() {
+                return Ok(*ended);
+            }
+            if !fabric.step() && !fabric.advance() {
+                return Err("nothing happens any more".into());
+            }
+        }
+    }
+}
+
+fn connect(a: &QpControl, b: &QpControl) -> uverbs::Result<()> {
+    let (at_a, at_b) = (endpoint(a)?, endpoint(b)?);
+    a.handshake(&at_b, &Handshake::new().timeout(8))?;
+    b.handshake(&at_a, &Handshake::new().timeout(8))
+}
+
+fn endpoint(qp: &QpControl) -> uverbs::Result<uverbs::Endpoint> {
+    qp.endpoint(&qp.context().query_gid(1, 3)?)
+}
+
+fn sides(fabric: &Fabric, kind: QpType) -> Result<(Side, Side)> {
+    let devices = devices_on(&fabric.system());
+    let side = |at: usize| Side::new(&Context::open(&devices[at])?, kind);
+    let (a, b) = (side(0)?, side(1)?);
+    connect(&a.qp, &b.qp)?;
+    Ok((a, b))
+}
+
+fn builder(seed: u64) -> FabricBuilder {
+    let builder = Fabric::builder().stepped(seed);
+    ["a", "b", "c"]
+        .into_iter()
+        .fold(builder, |builder, name| builder.device(Profile::new().name(name)))
+}
+
+fn traffic(fabric: &Fabric, from: &str, to: &str) -> Traffic {
+    let [from, to] = [from, to].map(|name| fabric.device(name).expect("it is there"));
+    from.traffic_to(&to)
+}
+
+fn settle(fabric: &Fabric) {
+    while fabric.step() || fabric.advance() {}
+}
+
+#[test]
+fn a_mebibyte_takes_as_long_as_the_bandwidth_says() -> Result<()> {
+    let time = |network: Option<Network>| -> Result<Duration> {
+        let builder = builder(1);
+        let builder = match network {
+            Some(network) => builder.network(network),
+            None => builder,
+        };
+        let fabric = builder.build()?;
+        let (mut a, b) = sides(&fabric, QpType::RC)?;
+        a.write(&b, 1, MEMORY)?;
+        let started = fabric.now();
+        assert_eq!(a.wait(&fabric)?, (1, WcStatus::SUCCESS, WcOpcode::WRITE));
+        Ok(fabric.now() - started)
+    };
+    let ideal = time(None)?;
+    assert!(ideal < Duration::from_millis(2), "{ideal:?}");
+    let gigabit = time(Some(Network::ideal().bandwidth(1_000_000_000)))?;
+    assert!(
+        (Duration::from_millis(8)..Duration::from_millis(11)).contains(&gigabit),
+        "{gigabit:?}"
+    );
+    // A window of 128 packets for each round trip of a millisecond.
+    let far = time(Some(Network::ideal().latency(Duration::from_micros(500))))?;
+    assert!((Duration::from_millis(8)..Duration::from_millis(12)).contains(&far), "{far:?}");
+    Ok(())
+}
+
+#[test]
+fn real_time_has_the_same_latency() -> Result<()> {
+    let network = Network::ideal().latency(Duration::from_millis(3));
+    let devices = [Profile::new().name("a"), Profile::new().name("b")];
+    let builder = devices.into_iter().fold(Fabric::builder(), FabricBuilder::device);
+    let fabric = builder.network(network).build()?;
+    let (mut a, b) = sides(&fabric, QpType::RC)?;
+    let started = Instant::now();
+    a.write(&b, 1, 8)?;
+    while a.poll()?.is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(10), "no completion");
+    }
+    assert!(started.elapsed() >= Duration::from_millis(6));
+    assert!(traffic(&fabric, "a", "b").arrived >= 1);
+    Ok(())
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it writes a file")]
+fn a_long_queue_marks_and_a_full_one_drops() -> Result<()> {
+    let network = Network::ideal().bandwidth(1_000_000_000).marks_above(20_000).queue_bytes(60_000);
+    let fabric = builder(1).network(network).build()?;
+    let path = std::env::temp_dir().join(format!("uverbs-network-{}.pcap", std::process::id()));
+    fabric.capture(std::fs::File::create_new(&path)?)?;
+    let (mut a, b) = sides(&fabric, QpType::RC)?;
+    a.write(&b, 1, 200_000)?;
+    assert_eq!(a.wait(&fabric)?.1, WcStatus::SUCCESS);
+    let capture = std::fs::read(&path)?;
+    std::fs::remove_file(&path)?;
+    let there = traffic(&fabric, "a", "b");
+    assert!(there.marked > 10 && there.dropped > 10, "{there:?}");
+    assert_eq!(there.arrived, there.sent - there.dropped);
+    assert_eq!(traffic(&fabric, "b", "a").marked, 0);
+    // Type of service of each frame, with FECN of its BTH.
+    let (mut rest, mut marks) = (&capture[24..], [0; 2]);
+    while let Some((header, behind)) = rest.split_first_chunk::<16>() {
+        let [.., a, b, c, d] = *header;
+        let (frame, behind) = behind.split_at(u32::from_le_bytes([a, b, c, d]) as usize);
+        match (frame[15], frame[14 + 20 + 8 + 4] & 0x80) {
+            (0b10, 0) => marks[0] += 1,
+            (0b11, 0x80) => marks[1] += 1,
+            other => return Err(format!("ECN and FECN {other:x?}").into()),
+        }
+        rest = behind;
+    }
+    assert_eq!(marks[1], there.marked);
+    assert!(marks[0] > 0);
+    Ok(())
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let text = std::env::var("UVERBS_NETWORK_SEEDS");
+    0..text.map_or(100, |text| text.parse().expect("a number of seeds"))
+}
+
+/// Requests of each side in a hostile run.
+const REQUESTS: u64 = 12;
+/// Bytes of the place of each: sends go to the first, writes to the second, reads come from the third quarter.
+const PLACE: usize = 8192;
+const QUARTER: usize = MEMORY / 4;
+const COUNTER: usize = 3 * QUARTER;
+const RECEIVED: u64 = 1000;
+
+/// The bytes of request `id` of side `side`.
+fn pattern(side: usize, id: u64) -> Vec<u8> {
+    let len = [1, 700, 1024, 3000, 8000][(id as usize + side) % 5];
+    (0..len).map(|at| (at as u64 * 31 + id * 7 + side as u64 * 101) as u8).collect()
+}
+
+/// Both sides send, write, read and add over one connection. Each request ends once, in order and with its effect, or the
+/// connection has failed with its retries.
+fn requests_end_once_and_in_order(seed: u64, builder: FabricBuilder) -> Result<Traffic> {
+    let fabric = builder.network(Network::of_seed(seed)).build()?;
+    let (a, b) = sides(&fabric, QpType::RC)?;
+    let mut sides = [a, b];
+    for (side, end) in sides.iter_mut().enumerate() {
+        for id in 0..REQUESTS {
+            end.recv(RECEIVED + id, id as usize * PLACE, PLACE)?;
+            end.memory.copy_from(2 * QUARTER + id as usize * PLACE, &pattern(side, id))?;
+        }
+    }
+    for id in 0..REQUESTS {
+        for side in 0..2 {
+            let (remote_write, remote_read, counter) = {
+                let peer = &sides[1 - side].memory;
+                let place = id as usize * PLACE;
+                (
+                    peer.remote(QUARTER + place)?,
+                    peer.remote(2 * QUARTER + place)?,
+                    peer.remote(COUNTER)?,
+                )
+            };
+            let end = &mut sides[side];
+            let source = 2 * QUARTER + id as usize * PLACE;
+            let sent = [end.memory.sge(source..source + pattern(side, id).len())?];
+            let sink = COUNTER + PLACE + id as usize * PLACE;
+            let len = pattern(1 - side, id).len();
+            let read = [end.memory.sge(sink..sink + len)?];
+            let word = [end.memory.sge(sink..sink + 8)?];
+            end.post(match id % 4 {
+                0 => SendWr::send(&sent).id(id),
+                1 => SendWr::write(remote_write, &sent).id(id),
+                2 => SendWr::read(remote_read, &read).id(id),
+                _ => SendWr::fetch_add(counter, 1, &word).id(id),
+            })?;
+        }
+    }
+    let (mut next, mut received, mut broken) = ([0; 2], [0; 2], false);
+    let mut check = |sides: &mut [Side; 2]| -> Result<()> {
+        for side in 0..2 {
+            for (id, status, _) in sides[side].poll()? {
+                let failed = status != WcStatus::SUCCESS;
+                let known = matches!(status, WcStatus::RETRY_EXC_ERR | WcStatus::WR_FLUSH_ERR);
+                if failed && !known {
+                    return Err(format!("side {side}: request {id} ends with {status}").into());
+                }
+                broken |= failed;
+                if id >= RECEIVED {
+                    let from = 4 * received[side];
+                    if failed {
+                        continue;
+                    }
+                    if id - RECEIVED != received[side] {
+                        return Err(format!("side {side}: receive {id} is not the next").into());
+                    }
+                    received[side] += 1;
+                    let sent = pattern(1 - side, from);
+                    let got = sides[side].bytes((id - RECEIVED) as usize * PLACE, sent.len())?;
+                    if got != sent {
+                        return Err(format!("side {side}: receive {id} has other bytes").into());
+                    }
+                    continue;
+                }
+                if id != next[side] {
+                    return Err(format!("side {side}: {id} ends in place of {}", next[side]).into());
+                }
+                next[side] += 1;
+                if failed {
+                    continue;
+                }
+                let sink = COUNTER + PLACE + id as usize * PLACE;
+                let (got, expected) = match id % 4 {
+                    1 => {
+                        let sent = pattern(side, id);
+                        let place = QUARTER + id as usize * PLACE;
+                        (sides[1 - side].bytes(place, sent.len())?, sent)
+                    }
+                    2 => {
+                        let there = pattern(1 - side, id);
+                        (sides[side].bytes(sink, there.len())?, there)
+                    }
+                    3 => (sides[side].bytes(sink, 8)?, (id / 4).to_ne_bytes().to_vec()),
+                    _ => continue,
+                };
+                if got != expected {
+                    return Err(format!("side {side}: request {id} has not had its effect").into());
+                }
+            }
+        }
+        Ok(())
+    };
+    loop {
+        check(&mut sides)?;
+        if !fabric.step() && !fabric.advance() {
+            break;
+        }
+    }
+    check(&mut sides)?;
+    if next != [REQUESTS; 2] {
+        return Err(format!("only {next:?} requests ended").into());
+    }
+    if !broken && received != [REQUESTS / 4; 2] {
+        return Err(format!("{received:?} messages were received").into());
+    }
+    Ok(traffic(&fabric, "a", "b"))
+}
+
+#[test]
+fn requests_on_a_hostile_network_end_once_and_in_order() {
+    let mut sum = Traffic::default();
+    each_seed(seeds(), |seed| {
+        let there = requests_end_once_and_in_order(seed, builder(seed))?;
+        sum.lost += there.lost;
+        sum.doubled += there.doubled;
+        sum.damaged += there.damaged;
+        sum.late += there.late;
+        sum.dropped += there.dropped;
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+    });
+    let Traffic { lost, doubled, damaged, late, dropped, .. } = sum;
+    assert!([lost, doubled, damaged, late, dropped].into_iter().all(|count| count > 0), "{sum:?}");
+}
+
+#[test]
+fn data_that_reaches_memory_in_any_order_is_there_when_it_is_promised() {
+    each_seed(seeds(), |seed| {
+        let builder = builder(seed).writes_in_any_order();
+        requests_end_once_and_in_order(seed, builder).map(|_| ())
+    });
+}
+
+#[test]
+fn an_unreliable_connection_delivers_whole_messages_at_most_once() {
+    each_seed(seeds(), |seed| -> Result<()> {
+        let fabric = builder(seed).network(Network::of_seed(1 + 4 * seed)).build()?;
+        let (mut a, mut b) = sides(&fabric, QpType::UC)?;
+        for id in 0..REQUESTS {
+            b.recv(RECEIVED + id, id as usize * PLACE, PLACE)?;
+            a.memory.copy_from(id as usize * PLACE, &pattern(0, id))?;
+        }
+        for id in 0..REQUESTS {
+            let place = id as usize * PLACE;
+            let sges = [a.memory.sge(place..place + pattern(0, id).len())?];
+            a.post(SendWr::send_imm(&sges, id as u32).id(id))?;
+        }
+        settle(&fabric);
+        let sent: Vec<_> = (0..REQUESTS).map(|id| pattern(0, id)).collect();
+        let mut last = None;
+        for (id, status, _) in b.poll()? {
+            assert_eq!(status, WcStatus::SUCCESS);
+            let got = b.bytes((id - RECEIVED) as usize * PLACE, PLACE)?;
+            let whole = |at: &usize| got.starts_with(&sent[*at]) && last < Some(*at);
+            last = Some((0..sent.len()).find(whole).ok_or("a message that was not sent next")?);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_direction_that_is_cut_off_loses_acks_and_no_data() -> Result<()> {
+    let fabric = builder(1).history().build()?;
+    let (mut a, b) = sides(&fabric, QpType::RC)?;
+    let [at_a, at_b] = ["a", "b"].map(|name| fabric.device(name).expect("it is there"));
+    a.memory.copy_from(0, b"data")?;
+    at_b.cut_off(&at_a);
+    a.write(&b, 1, 4)?;
+    assert_eq!(a.wait(&fabric)?.1, WcStatus::RETRY_EXC_ERR);
+    assert_eq!(b.bytes(0, 4)?, b"data");
+    assert!(at_b.traffic_to(&at_a).lost > 0 && at_a.traffic_to(&at_b).lost == 0);
+    assert!(fabric.history().contains("the network to a is cut"));
+    Ok(())
+}
+
+#[test]
+fn a_partition_stops_those_on_its_sides_until_it_is_mended() -> Result<()> {
+    let fabric = builder(1).build()?;
+    let (mut a, b) = sides(&fabric, QpType::RC)?;
+    let devices = devices_on(&fabric.system());
+    let mut c = Side::new(&Context::open(&devices[2])?, QpType::RC)?;
+    let mut beside_b = Side::new(&Context::open(&devices[1])?, QpType::RC)?;
+    connect(&c.qp, &beside_b.qp)?;
+    fabric.part([&fabric.device("a").expect("it is there")]);
+    a.write(&b, 1, 4)?;
+    c.write(&beside_b, 2, 4)?;
+    assert_eq!(c.wait(&fabric)?.1, WcStatus::SUCCESS);
+    assert_eq!(a.poll()?, []);
+    fabric.mend();
+    assert_eq!(a.wait(&fabric)?.1, WcStatus::SUCCESS);
+    assert!(traffic(&fabric, "a", "b").lost > 0);
+    assert_eq!(traffic(&fabric, "c", "b").lost, 0);
+    beside_b.write(&c, 3, 4)?;
+    assert_eq!(beside_b.wait(&fabric)?.1, WcStatus::SUCCESS);
+    Ok(())
+}
+
+#[test]
+fn a_network_changes_while_it_runs_and_shares_are_checked() -> Result<()> {
+    let fabric = builder(1).build()?;
+    let (mut a, b) = sides(&fabric, QpType::RC)?;
+    let [at_a, at_b] = ["a", "b"].map(|name| fabric.device(name).expect("it is there"));
+    fabric.set_network(Network::ideal().duplication(1.0))?;
+    a.write(&b, 1, 4)?;
+    assert_eq!(a.wait(&fabric)?.1, WcStatus::SUCCESS);
+    settle(&fabric);
+    let doubled = at_a.traffic_to(&at_b);
+    assert_eq!((doubled.sent, doubled.arrived), (1, 2));
+    at_a.set_network_to(&at_b, Network::ideal().loss(1.0))?;
+    a.write(&b, 2, 4)?;
+    assert_eq!(a.wait(&fabric)?.1, WcStatus::RETRY_EXC_ERR);
+    let lost = at_a.traffic_to(&at_b);
+    assert_eq!((lost.sent, lost.lost, lost.arrived), (8, 7, 2));
+    let refused = fabric.set_network(Network::ideal().loss(1.5)).unwrap_err();
+    assert_eq!(refused, FabricError::Rate("loss", "1.5".into()));
+    assert!(builder(1).network(Network::ideal().reordering(-1.0, Duration::ZERO)).build().is_err());
+    Ok(())
+}
+
+/// The part of a write that is there when its last byte is: all, if writes are in order.
+fn last_byte_comes_last(seed: u64, any_order: bool) -> Result<()> {
+    const LEN: usize = 64;
+    let fabric = builder(seed);
+    let fabric = if any_order { fabric.writes_in_any_order() } else { fabric }.build()?;
+    let (mut a, b) = sides(&fabric, QpType::RC)?;
+    a.memory.copy_from(0, &[7; LEN])?;
+    a.write(&b, 1, LEN)?;
+    while b.bytes(LEN - 1, 1)? == [0] {
+        assert!(fabric.step() || fabric.advance(), "nothing is under way");
+    }
+    match b.bytes(0, LEN)? == [7; LEN] {
+        true => Ok(()),
+        false => Err("only a part".into()),
+    }
+}
+
+#[test]
+fn some_seeds_find_a_program_that_polls_the_last_byte() {
+    let failing = |any| (0..40).filter(|seed| last_byte_comes_last(*seed, any).is_err()).count();
+    assert_eq!(failing(false), 0);
+    assert!((5..40).contains(&failing(true)));
+}
+
+/// A write that was made by a queue pair is in memory before one behind it, unless the region has relaxed ordering.
+#[test]
+fn writes_of_a_queue_pair_are_in_order_unless_their_region_is_relaxed() {
+    let ordered = |seed: u64, relaxed: bool| -> Result<bool> {
+        let fabric = builder(seed).writes_in_any_order().build()?;
+        let devices = devices_on(&fabric.system());
+        let mut a = Side::new(&Context::open(&devices[0])?, QpType::RC)?;
+        let context = Context::open(&devices[1])?;
+        let pd = context.alloc_pd()?;
+        let cq = context.cq_builder(4).build()?;
+        let register = pd.mr_builder().access(Access::ALL_REMOTE);
+        let register = if relaxed { register.relaxed_ordering() } else { register };
+        let memory = register.allocate::<u64>(64)?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+        let sender = &mut a;
+        sender.memory.copy_from(0, &[1; 64])?;
+        let (record, flag) = ([sender.memory.sge(..64)?], [sender.memory.sge(..8)?]);
+        connect(&sender.qp, &qp)?;
+        let mut batch = sender.qp.send_batch()?;
+        batch.push(SendWr::write(memory.remote(0)?, &record))?;
+        batch.push(SendWr::write(memory.remote(256)?, &flag))?;
+        // SAFETY: the memory is dropped after the queue pair, and not written before the end.
+        unsafe { batch.ring()? };
+        while memory.read_at(32) == Some(0) {
+            assert!(fabric.step() || fabric.advance(), "nothing is under way");
+        }
+        Ok((0..8).all(|at| memory.read_at(at) != Some(0)))
+    };
+    let early =
+        |relaxed| (0..40).filter(|seed| !ordered(*seed, relaxed).expect("a fabric")).count();
+    assert_eq!(early(false), 0);
+    assert!(early(true) > 0);
+}
