@@ -1,11 +1,11 @@
 //! The bus: data of packets that has left the device and is not in memory yet.
 //!
-//! Usually a write is in memory at once. A test can have the bus [take its time](Bus::be_slow), so that memory is written
-//! in any order that a device may write in:
+//! Usually a write is in memory at once. A test can have the bus [take its time](Bus::be_slow), so that memory is
+//! written in any order that a device may write in:
 //!
 //! - the bytes of a message in any order: the specification warns programs not to depend on one;
-//! - messages of one queue pair in order, unless the mkey has *relaxed ordering*: then a write overtakes those before it,
-//!   as `IBV_ACCESS_RELAXED_ORDERING` permits;
+//! - messages of one queue pair in order, unless the mkey has *relaxed ordering*: then a write overtakes those before
+//!   it, as `IBV_ACCESS_RELAXED_ORDERING` permits;
 //! - data of two queue pairs in any order.
 //!
 //! [`Device::settle`](crate::device::Device::settle) has everything of a queue pair in memory before it is promised:

@@ -186,13 +186,6 @@ impl Device {
         self.ready_queues.push(number);
     }
 
-    /// Copies all payloads that stay in place into their packets (see [`crate::link`]), and has all data that has arrived in
-    /// memory (see [`crate::bus`]).
-    pub(crate) fn settle_payloads(&mut self) {
-        self.settle(None);
-        self.link.copy_payloads(&self.memory, None);
-    }
-
     /// Has data of packets reach memory later, in any order that the specification permits.
     pub fn write_in_any_order(&mut self) {
         self.bus.be_slow(true);

@@ -127,8 +127,8 @@ impl Fabric {
         self.ways.as_ref().is_some_and(|ways| ways.is_cut(from, to))
     }
 
-    /// The packets that went from one function to another since there is a network. Those of a function to itself do not
-    /// leave it.
+    /// The packets that went from one function to another since there is a network. Those of a function to itself do
+    /// not leave it.
     pub fn traffic(&self, from: usize, to: usize) -> Traffic {
         self.ways.as_ref().map_or_else(Traffic::default, |ways| ways.traffic(from, to))
     }

@@ -1,6 +1,6 @@
 //! The network between two functions: its properties in one direction.
 //!
-//! Pairs with [`crate::ways`], which does what they say.
+//! Pairs with `ways.rs`, which does what they say.
 
 use std::time::Duration;
 
@@ -60,8 +60,9 @@ impl Network {
         }
     }
 
-    /// A network that a seed draws: for one seed in four an ideal one, for one a hostile one that loses, doubles, damages
-    /// and reorders up to a tenth of all packets, and else one with latency, jitter, and a queue that may be too short.
+    /// A network that a seed draws: for one seed in four an ideal one, for one a hostile one that loses, doubles,
+    /// damages and reorders up to a tenth of all packets, and else one with latency, jitter and a queue that may be too
+    /// short.
     pub fn of_seed(seed: u64) -> Network {
         let mut decisions = Decisions::new(seed ^ 0x6e65_7477_6f72_6b73);
         let mut micros = |most: u64| Duration::from_nanos(decisions.below(most * 1000));
@@ -83,8 +84,8 @@ impl Network {
         }
     }
 
-    /// Bits per second; 0 counts as 1. Packets leave one after the other, each for as long as its frame of RoCE v2 takes, and
-    /// wait in a queue meanwhile.
+    /// Bits per second; 0 counts as 1. Packets leave one after the other, each for as long as its frame of RoCE v2
+    /// takes, and wait in a queue meanwhile.
     pub fn bandwidth(mut self, bits_per_second: u64) -> Network {
         self.bandwidth = Some(bits_per_second.max(1));
         self
@@ -133,8 +134,8 @@ impl Network {
         self
     }
 
-    /// The share of packets in which one bit is another one. The receiver drops such a packet by its ICRC, unless the bit
-    /// is one that routers may change.
+    /// The share of packets in which one bit is another one. The receiver drops such a packet by its ICRC, unless the
+    /// bit is one that routers may change.
     pub fn corruption(mut self, share: f64) -> Network {
         self.corruption = share;
         self
@@ -179,13 +180,13 @@ pub struct Traffic {
     pub sent: u64,
     /// Of these, dropped because the queue was full.
     pub dropped: u64,
-    /// Of these, lost by chance, or because the receiver is [cut off](crate::fabric::Fabric::cut_off).
+    /// Of these, lost by chance, or because the receiver is cut off.
     pub lost: u64,
     /// Of these, marked by ECN.
     pub marked: u64,
     /// Of these, arriving twice.
     pub doubled: u64,
-    /// Of these and their doubles, damaged: all but those of which the damage is in a bit that routers may change are dropped.
+    /// Of these and their doubles, damaged. The receiver drops them, unless the bit is one that routers may change.
     pub damaged: u64,
     /// Of these and their doubles, late so that others may overtake them.
     pub late: u64,

@@ -19,6 +19,7 @@
 //! | 9 | [`Entry::Reset`] | nothing |
 //! | 10 | [`Entry::Fate`] | number 4, nanoseconds 8 |
 //! | 11 | [`Entry::Refusal`] | number 4, why 1 |
+//! | 12 | [`Entry::Packet`] | number 4, [`PacketFate`] 1 |
 //!
 //! A reader skips kinds that it does not know. A change of an existing kind needs a new version.
 
@@ -165,6 +166,29 @@ pub enum Entry<B> {
         /// The reason.
         why: Refusal,
     },
+    /// A packet that the network changes.
+    Packet {
+        /// Number of the queue that sent it.
+        number: u32,
+        /// Its fate.
+        fate: PacketFate,
+    },
+}
+
+/// A change of a packet by the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PacketFate {
+    /// It is dropped, as the queue is full.
+    Dropped = 0,
+    /// It is lost.
+    Lost = 1,
+    /// It is damaged.
+    Damaged = 2,
+    /// It arrives twice.
+    Doubled = 3,
+    /// It is late, and others overtake it.
+    Late = 4,
 }
 
 /// The reason why a message was not acknowledged.
@@ -217,6 +241,9 @@ impl<B: AsRef<[u8]>> Entry<B> {
             Self::Fate { number, late } => {
                 let late = late.unwrap_or(u64::MAX);
                 (10, head(&[&number.to_le_bytes(), &late.to_le_bytes()]), &[])
+            }
+            Self::Packet { number, fate } => {
+                (12, head(&[&number.to_le_bytes(), &[*fate as u8]]), &[])
             }
             Self::Refusal { number, why } => {
                 (11, head(&[&number.to_le_bytes(), &[*why as u8]]), &[])
@@ -311,6 +338,17 @@ impl Entry<Vec<u8>> {
                     2 => Refusal::InvalidRequest,
                     3 => Refusal::AccessError,
                     4 => Refusal::OperationError,
+                    _ => return None,
+                },
+            },
+            12 => Self::Packet {
+                number: word(&mut rest)?,
+                fate: match byte(&mut rest)? {
+                    0 => PacketFate::Dropped,
+                    1 => PacketFate::Lost,
+                    2 => PacketFate::Damaged,
+                    3 => PacketFate::Doubled,
+                    4 => PacketFate::Late,
                     _ => return None,
                 },
             },
@@ -530,6 +568,7 @@ mod tests {
             Entry::Fate { number: 7, late: Some(1 << 33) },
             Entry::Fate { number: 7, late: None },
             Entry::Refusal { number: 8, why: Refusal::OperationError },
+            Entry::Packet { number: 9, fate: PacketFate::Late },
         ];
         let file = MemoryFile::default();
         let mut recorder = Recorder::new(file.clone(), 0).unwrap();

@@ -1,8 +1,8 @@
 //! The ways of packets between functions, where they are not ideal: queues, delays, faults.
 //!
-//! Pairs with [`crate::network`], which describes a way, and with [`crate::fabric`], whose packets go this way after they
-//! have left the [`crate::link`] of their port and before they arrive. A way is from one function to another; a function's
-//! packets to itself do not leave it.
+//! Pairs with [`crate::network`], which describes a way, and with [`crate::fabric`], whose packets go this way after
+//! they have left the [`crate::link`] of their port and before they arrive. A way is from one function to another; a
+//! function's packets to itself do not leave it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,6 +11,7 @@ use uverbs_roce::frame::{Route, decapsulate, encapsulate};
 use crate::decisions::Decisions;
 use crate::link::Flight;
 use crate::network::{FRAMING, Network, Traffic};
+use crate::recording::PacketFate;
 
 /// The byte of the BTH with FECN and BECN, and FECN.
 const CONGESTION: (usize, u8) = (4, 0x80);
@@ -138,15 +139,21 @@ impl Ways {
         self.decisions.drawn()
     }
 
-    /// Sends a packet, whose payload is in it, on its way.
-    pub(crate) fn send(&mut self, now: u64, from: usize, to: usize, mut flight: Flight) {
+    /// Sends a packet, whose payload is in it, on its way, and notes each change of it.
+    pub(crate) fn send(
+        &mut self,
+        now: u64,
+        (from, to): (usize, usize),
+        mut flight: Flight,
+        mut note: impl FnMut(PacketFate),
+    ) {
         let Ways { decisions, usual, ways, under_way, last, frame } = self;
         let way = ways.entry((from, to)).or_insert_with(|| Way::new(usual.clone()));
         let Network { latency, jitter, marks_above, latest, .. } = way.network;
         way.traffic.sent += 1;
         let Some((left, before)) = way.enqueue(now, flight.packet.len() as u64 + FRAMING) else {
             way.traffic.dropped += 1;
-            return;
+            return note(PacketFate::Dropped);
         };
         if let Some(threshold) = marks_above {
             flight.ecn = ECT_0;
@@ -159,14 +166,18 @@ impl Ways {
         }
         if decisions.happens(way.network.loss) {
             way.traffic.lost += 1;
-            return;
+            return note(PacketFate::Lost);
         }
         let doubled = decisions.happens(way.network.duplication);
-        way.traffic.doubled += u64::from(doubled);
+        if doubled {
+            way.traffic.doubled += 1;
+            note(PacketFate::Doubled);
+        }
         for flight in doubled.then(|| flight.clone()).into_iter().chain([flight]) {
             let mut flight = flight;
             if decisions.happens(way.network.corruption) {
                 way.traffic.damaged += 1;
+                note(PacketFate::Damaged);
                 if !damage(decisions, frame, &mut flight.packet) {
                     continue;
                 }
@@ -175,6 +186,7 @@ impl Ways {
             let mut due = left.saturating_add(latency + shaken);
             if decisions.happens(way.network.reordering) {
                 way.traffic.late += 1;
+                note(PacketFate::Late);
                 due = due.saturating_add(decisions.below(latest + 1));
             } else {
                 due = due.max(way.last_arrival);
@@ -265,7 +277,7 @@ mod tests {
     const LEN: usize = 1000 - FRAMING as usize;
 
     fn send(ways: &mut Ways, now: u64, packets: usize) {
-        (0..packets).for_each(|number| ways.send(now, 0, 1, flight(number, LEN)));
+        (0..packets).for_each(|number| ways.send(now, (0, 1), flight(number, LEN), |_| {}));
     }
 
     /// The packets that arrive, with their times.
@@ -329,7 +341,7 @@ mod tests {
         let late = Network::ideal().latency(Duration::from_nanos(10));
         let mut ways = Ways::new(late.reordering(0.3, Duration::from_nanos(50)), 1);
         for number in 0..100 {
-            ways.send(number as u64, 0, 1, flight(number, LEN));
+            ways.send(number as u64, (0, 1), flight(number, LEN), |_| {});
         }
         let arrived = arrivals(&mut ways);
         assert!(!numbers(&arrived).is_sorted());
@@ -375,7 +387,7 @@ mod tests {
         let mut ways = Ways::new(Network::ideal().latency(Duration::from_nanos(10)), 1);
         send(&mut ways, 0, 2);
         ways.cut(0, 1, true);
-        ways.send(0, 1, 0, flight(0, LEN));
+        ways.send(0, (1, 0), flight(0, LEN), |_| {});
         assert_eq!(arrivals(&mut ways).len(), 1);
         assert_eq!((ways.traffic(0, 1).lost, ways.traffic(1, 0).arrived), (2, 1));
         ways.cut(0, 1, false);
@@ -387,7 +399,7 @@ mod tests {
     fn a_way_has_a_bounded_number_of_packets() {
         let mut ways = Ways::new(Network::ideal().latency(Duration::from_secs(1)), 1);
         for _ in 0..Network::MOST_PACKETS + 5 {
-            ways.send(0, 0, 1, flight(0, 12));
+            ways.send(0, (0, 1), flight(0, 12), |_| {});
         }
         assert_eq!(ways.traffic(0, 1).dropped, 5);
     }

@@ -80,7 +80,7 @@ fn a_message_is_recorded_in_order() {
             }
             Entry::Eqe { .. } => "event",
             Entry::Reset => "reset",
-            Entry::Fate { .. } | Entry::Refusal { .. } => "fault",
+            Entry::Fate { .. } | Entry::Refusal { .. } | Entry::Packet { .. } => "fault",
         });
     }
     std::fs::remove_file(&path).unwrap();

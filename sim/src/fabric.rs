@@ -61,8 +61,8 @@ impl FabricBuilder {
         self
     }
 
-    /// The network between the devices: without it, packets arrive at once and in order, unless [`Rates`] say otherwise.
-    /// Its times are those of the fabric, virtual or real; the seed of a stepped fabric makes its faults repeat.
+    /// The network between the devices: without it, packets arrive at once and in order, unless [`Rates`] say
+    /// otherwise. Its times are those of the fabric, virtual or real; the seed of a stepped fabric makes its faults repeat.
     pub fn network(mut self, network: Network) -> FabricBuilder {
         self.network = Some(network);
         self
@@ -86,9 +86,9 @@ impl FabricBuilder {
 
     /// Has the devices write data of packets to memory in any order that the specification permits, as the bus may: the
     /// bytes of a message in any order, data of two queue pairs in any order, and messages of a queue pair in order
-    /// unless their region has [relaxed ordering](uverbs_uapi::mr::ib_uverbs_access_flags::IB_UVERBS_ACCESS_RELAXED_ORDERING).
-    /// All of it is in memory before its completion, before the peer's, and before the peer reads with the same queue pair. A
-    /// program that polls the last byte of a message for the whole finds parts of it on some seed.
+    /// unless their region has relaxed ordering. All of it is in memory before its completion, before the peer's, and
+    /// before the peer reads with the same queue pair. A program that polls the last byte of a message for the whole
+    /// finds parts of it on some seed.
     pub fn writes_in_any_order(mut self) -> FabricBuilder {
         self.any_order = true;
         self

@@ -12,7 +12,9 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use uverbs_connectx::format::segments::{opcode_name, receive_segments, segments};
 use uverbs_connectx::format::wqe::CtrlSegment;
-use uverbs_connectx::recording::{Entry, Recorder, Refusal, RqType, TimedEntry, parse_entry};
+use uverbs_connectx::recording::{
+    Entry, PacketFate, Recorder, Refusal, RqType, TimedEntry, parse_entry,
+};
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe_opcode, mlx5_cqe_syndrome};
 
 /// The most lines of a history. Older ones are forgotten.
@@ -195,6 +197,16 @@ pub(crate) fn describe(
         Entry::Fate { number, late: None } => format!("qp {number:#x}: the message is lost"),
         Entry::Fate { number, late: Some(late) } => {
             format!("qp {number:#x}: the message is late by {} µs", *late as f64 / 1e3)
+        }
+        Entry::Packet { number, fate } => {
+            let fate = match fate {
+                PacketFate::Dropped => "a packet is dropped by a full queue",
+                PacketFate::Lost => "a packet is lost",
+                PacketFate::Damaged => "a packet is damaged",
+                PacketFate::Doubled => "a packet arrives twice",
+                PacketFate::Late => "a packet is late",
+            };
+            format!("qp {number:#x}: {fate}")
         }
         Entry::Refusal { number, why } => {
             let why = match why {

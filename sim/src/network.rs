@@ -46,8 +46,8 @@ impl Fabric {
 }
 
 impl Device {
-    /// Changes the network from this device to another; [`Fabric::set_network`] changes all. Packets that are under way arrive
-    /// as they would have.
+    /// Changes the network from this device to another; [`Fabric::set_network`] changes all. Packets that are under way
+    /// arrive as they would have.
     ///
     /// # Errors
     ///
@@ -62,8 +62,8 @@ impl Device {
         Ok(())
     }
 
-    /// Has nothing of this device arrive at another any more, in this direction: no packet of a queue pair, no message of
-    /// the connection manager, and nothing that is under way. [`Fabric::mend`] ends it.
+    /// Has nothing of this device arrive at another any more, in this direction: no packet of a queue pair, no message
+    /// of the connection manager, and nothing that is under way. [`Fabric::mend`] ends it.
     ///
     /// # Panics
     ///

@@ -138,6 +138,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
         Entry::Refusal { number, why } => {
             writeln!(text, "message of {number:#x} is not acknowledged: {why:?}")
         }
+        Entry::Packet { number, fate } => writeln!(text, "packet of {number:#x}: {fate:?}"),
     };
     text
 }

@@ -175,7 +175,10 @@ impl TestVectors {
                 let doorbells = std::mem::take(&mut state.doorbells);
                 *state = FunctionState { count, doorbells, ..FunctionState::default() };
             }
-            Entry::Eqe { .. } | Entry::Fate { .. } | Entry::Refusal { .. } => {}
+            Entry::Eqe { .. }
+            | Entry::Fate { .. }
+            | Entry::Refusal { .. }
+            | Entry::Packet { .. } => {}
         }
         // The device reads the doorbell record when the doorbell rings, and records it if it has
         // changed.

@@ -193,6 +193,13 @@ impl Device {
         }
     }
 
+    /// Copies all payloads that stay in place into their packets (see [`crate::link`]), and has all data that has
+    /// arrived in memory (see [`crate::bus`]).
+    pub(crate) fn settle_payloads(&mut self) {
+        self.settle(None);
+        self.link.copy_payloads(&self.memory, None);
+    }
+
     /// The memory of an access that stays in place until a packet with it arrives; `None` if it is read at once instead:
     /// it is in more than two ranges, or the access fails.
     pub(crate) fn locate(&self, access: Access) -> Option<InPlace> {

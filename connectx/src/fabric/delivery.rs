@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::link::Flight;
 use crate::options::PortType;
 use crate::path::Destination;
+use crate::recording::Entry;
 use crate::ways::UnderWay;
 
 /// Zeros in place of a payload in memory of the sender: only their number counts.
@@ -64,12 +65,15 @@ impl Fabric {
         ends
     }
 
-    /// Sends a packet on its way to a function.
+    /// Sends a packet on its way to a function, if there are ways.
     fn send_away(&mut self, from: usize, to: usize, mut flight: Flight) {
-        let device = self.functions[from].device();
+        let Some(ways) = &mut self.ways else { return };
+        let device = self.functions[from].device_mut();
         flight.copy_payload(&device.memory);
-        let now = device.now;
-        self.ways().send(now, from, to, flight);
+        let (now, number, recorder) = (device.now, flight.queue, &mut device.recorder);
+        ways.send(now, (from, to), flight, |fate| {
+            recorder.add(now, &Entry::Packet { number, fate });
+        });
     }
 
     /// Lets the packets arrive that are due, while the budget lasts. Returns whether there were any.

@@ -197,6 +197,7 @@ pub(crate) fn run(input: &[u8]) -> Traits {
             Entry::Write { .. } | Entry::DoorbellRecord { .. } | Entry::Reset => continue,
             Entry::Fate { late, .. } => (6, u32::from(late.is_some()), 0),
             Entry::Refusal { why, .. } => (7, *why as u32, 0),
+            Entry::Packet { fate, .. } => (8, *fate as u32, 0),
         };
         traits.insert((kind, first, second));
     }
