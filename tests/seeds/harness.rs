@@ -9,7 +9,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{sleep, timeout};
 use uverbs::aio::cm::AsyncEventChannel;
 use uverbs::device::devices_on;
-use uverbs::sim::{CqeError, Fabric, Profile, Rates, Side, TokioClock, Verb};
+use uverbs::sim::{CqeError, Fabric, Network, Profile, Rates, Side, TokioClock, Verb};
 use uverbs::{Context, Errno, Handshake, QpControl};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -61,6 +61,10 @@ pub(crate) enum Fault {
     None,
     /// The link is down for some milliseconds.
     Flap,
+    /// The sides do not reach each other for some milliseconds.
+    Part,
+    /// Nothing of this side arrives at the other for some milliseconds.
+    CutOff,
     RefuseReceives,
     LoseMessages,
     LateEvents,
@@ -99,6 +103,8 @@ impl Fault {
         let harmless = [
             Fault::None,
             Fault::Flap,
+            Fault::Part,
+            Fault::CutOff,
             Fault::RefuseReceives,
             Fault::LoseMessages,
             Fault::LateEvents,
@@ -111,6 +117,8 @@ impl Fault {
         match self {
             Fault::None
             | Fault::Flap
+            | Fault::Part
+            | Fault::CutOff
             | Fault::RefuseReceives
             | Fault::LoseMessages
             | Fault::LateEvents => true,
@@ -184,7 +192,8 @@ impl Stage {
         let builder = NAMES
             .iter()
             .fold(Fabric::builder(), |builder, name| builder.device(Profile::new().name(*name)));
-        let fabric = builder.stepped(seed).rates(rates).history().build()?;
+        let builder = builder.stepped(seed).rates(rates).network(Network::of_seed(dice.next()));
+        let fabric = builder.writes_in_any_order().history().build()?;
         let fault = Fault::choose(dice);
         let (side, nth) = (dice.below(2) as usize, dice.below(6) as u32);
         let stage =
@@ -245,6 +254,11 @@ impl Stage {
         match self.fault {
             Fault::None => {}
             Fault::Flap => device.set_link(false),
+            Fault::Part => self.fabric.part([&device]),
+            Fault::CutOff => {
+                let other = self.fabric.device(NAMES[1 - self.side]);
+                other.iter().for_each(|other| device.cut_off(other));
+            }
             Fault::RefuseReceives => device.refuse_receives(3),
             Fault::LoseMessages => device.lose_messages(3),
             Fault::LateEvents => device.delay_events(4, Duration::from_millis(3)),
@@ -272,8 +286,10 @@ impl Stage {
 
     /// Ends a temporary fault.
     pub(crate) fn relieve(&self) {
-        if let (Fault::Flap, Some(device)) = (self.fault, self.fabric.device(NAMES[self.side])) {
-            device.set_link(true);
+        match (self.fault, self.fabric.device(NAMES[self.side])) {
+            (Fault::Flap, Some(device)) => device.set_link(true),
+            (Fault::Part | Fault::CutOff, _) => self.fabric.mend(),
+            _ => {}
         }
     }
 

@@ -1,8 +1,9 @@
 //! Three programs on a fabric with faults, each with many seeds: echo, requests, key and value.
 //!
-//! A seed chooses rates of loss, delay and late events, one fault of the script, and the polls after which futures are
-//! dropped. Each run checks the promises of its program; that no task hangs and no object is left on a device; and that
-//! a second run of the seed has the same history and the same memory.
+//! A seed chooses rates of loss, delay and late events, a network (ideal, slow or hostile), the order in which data
+//! reaches memory, one fault of the script, and the polls after which futures are dropped. Each run checks the promises
+//! of its program; that no task hangs and no object is left on a device; and that a second run of the seed has the same
+//! history and the same memory.
 //!
 //! `UVERBS_SIM_SEEDS` is the number of seeds of the three programs together; `cargo ci soak seeds` runs 10,000. The
 //! defects that these tests have to find are in `ci/lab/src/host/seeds.rs`.

@@ -6,7 +6,9 @@ mod publish;
 use publish::{Publisher, RECORD, Reader, Result};
 use std::time::Duration;
 use uverbs::device::devices_on;
-use uverbs::sim::{Fabric, Mode, Profile, Rates, TokioClock, Verb, each_seed};
+use uverbs::sim::{
+    Fabric, FabricBuilder, Mode, Network, Profile, Rates, TokioClock, Verb, each_seed,
+};
 use uverbs::{Context, Errno};
 
 #[test]
@@ -78,13 +80,12 @@ fn records_arrive_whole(seed: u64, publish: Publish) -> Result<()> {
 }
 
 fn lossy(seed: u64) -> Result<Fabric> {
-    let fabric = Fabric::builder()
-        .stepped(seed)
-        .rates(Rates::none().loss(0.05))
-        .history()
-        .device(Profile::new().name("publisher"))
-        .device(Profile::new().name("reader"));
-    Ok(fabric.build()?)
+    Ok(two_devices(seed).rates(Rates::none().loss(0.05)).build()?)
+}
+
+fn two_devices(seed: u64) -> FabricBuilder {
+    let builder = Fabric::builder().stepped(seed).history();
+    builder.device(Profile::new().name("publisher")).device(Profile::new().name("reader"))
 }
 
 fn records_arrive_on(fabric: &Fabric, publish: Publish) -> Result<()> {
@@ -125,6 +126,46 @@ fn some_seeds_find_that_two_queue_pairs_are_not_ordered() {
 }
 
 #[test]
+fn records_arrive_over_a_network_that_loses_packets() {
+    let mut lost = 0;
+    each_seed(0..100, |seed| -> Result<()> {
+        let network = Network::ideal()
+            .bandwidth(10_000_000_000)
+            .latency(Duration::from_micros(5))
+            .reordering(0.05, Duration::from_micros(20))
+            .loss(0.02);
+        let fabric = two_devices(seed).network(network).build()?;
+        records_arrive_on(&fabric, Publisher::publish_in_order)?;
+        let publisher = fabric.device("publisher").ok_or("it is there")?;
+        let reader = fabric.device("reader").ok_or("it is there")?;
+        lost += publisher.traffic_to(&reader).lost;
+        Ok(())
+    });
+    assert!(lost > 0, "no seed has lost a packet");
+}
+
+/// Publishes three records on devices that write memory in any order.
+fn records_arrive_in_any_order(seed: u64, publish: Publish) -> Result<()> {
+    records_arrive_on(&two_devices(seed).writes_in_any_order().build()?, publish)
+}
+
+#[test]
+fn a_flag_in_a_write_of_its_own_comes_last() {
+    each_seed(0..100, |seed| records_arrive_in_any_order(seed, Publisher::publish_in_order));
+}
+
+/// Finds the bug of [`Publisher::publish_at_once`].
+#[test]
+fn some_seeds_find_that_the_last_byte_is_not_the_last_one() {
+    let fails =
+        |seed: &u64| records_arrive_in_any_order(*seed, Publisher::publish_at_once).is_err();
+    assert!((2..100).contains(&(0..100).filter(fails).count()));
+    let in_order =
+        |seed| records_arrive_on(&two_devices(seed).build()?, Publisher::publish_at_once);
+    assert!((0..100).all(|seed| in_order(seed).is_ok()));
+}
+
+#[test]
 fn a_deadline_of_a_minute_takes_no_time() -> Result<()> {
     let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
     let mut event_loop = tokio::runtime::Builder::new_current_thread();
@@ -159,6 +200,10 @@ fn the_document_is_true() -> Result<()> {
     let fabric = lossy(seed)?;
     let failed = records_arrive_on(&fabric, Publisher::publish).unwrap_err().to_string();
     assert!(document.contains(&failed), "{failed}");
+    let torn = |seed| records_arrive_in_any_order(seed, Publisher::publish_at_once).err();
+    let torn = (0..100).find_map(|seed| Some(format!("seed {seed}: {}", torn(seed)?)));
+    let torn = torn.ok_or("a seed fails")?;
+    assert!(document.contains(&torn), "{torn}");
     let history = fabric.history();
     let lines = document.lines().filter(|line| line.contains(" µs ")).collect::<Vec<_>>();
     assert!(lines.len() > 5);

@@ -51,7 +51,7 @@ impl Publisher {
     /// Connects to a reader.
     pub(crate) fn new(context: &Context, reader: &Reader) -> Result<Publisher> {
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool_builder(8 * RECORD).count(4).build()?;
+        let pool = pd.buffer_pool_builder(8 * (RECORD + 1)).count(4).build()?;
         let mut cq = OwnedCompletionQueue::new(context.cq_builder(32).build()?);
         let mut connect = |theirs: &QueuePair| -> Result<_> {
             let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
@@ -92,6 +92,15 @@ impl Publisher {
         let mut batch = self.records.send_batch()?;
         batch.push(SendWr::write(reader.memory.remote(0)?, &[]), record, ())?;
         batch.push(SendWr::write(reader.memory.remote(8 * FLAG)?, &[]), flag, ())?;
+        batch.ring()?;
+        self.reap()
+    }
+
+    /// Publishes a record, with another bug: the flag is the end of the same write, whose bytes have no order.
+    pub(crate) fn publish_at_once(&mut self, reader: &Reader, number: u64) -> Result<()> {
+        let record = self.pool.copy(&bytes(number, RECORD + 1))?;
+        let mut batch = self.records.send_batch()?;
+        batch.push(SendWr::write(reader.memory.remote(0)?, &[]), record, ())?;
         batch.ring()?;
         self.reap()
     }
