@@ -1,0 +1,129 @@
+//! The answers of the responder: responses, ACKs and NAKs, and duplicates of requests that were answered before.
+
+use super::{Answer, Resource};
+use crate::headers::{Aeth, AtomicAckEth, Bth, Packet, PacketBuffer, Syndrome};
+use crate::host::{Counter, Event, Host, Refusal};
+use crate::mistake::Mistake;
+use crate::opcodes::{Kind, Opcode, Operation, Position};
+use crate::psn::Psn;
+use crate::queue_pair::{Attributes, QueuePair, Step};
+
+impl<P: Clone> QueuePair<P> {
+    /// Answers a request again. From `duplicate_request`.
+    pub(super) fn handle_duplicate<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        packet: &Packet<'_>,
+    ) {
+        host.count(self.number, Counter::Duplicates);
+        let psn = packet.bth.psn();
+        let mtu = self.attributes.mtu.bytes();
+        let responder = &mut self.responder;
+        if matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write) {
+            return responder.acknowledge(responder.expected.before());
+        }
+        let found =
+            responder.resources.iter_mut().find(|kept| psn.is_within(kept.first, kept.psns));
+        let Some(kept) = found else { return };
+        let at = psn.since(kept.first);
+        match (kept.answer, packet.opcode.operation, packet.reth) {
+            (Answer::Read(target), Operation::ReadRequest, Some(reth)) => {
+                let offset = at * mtu;
+                let rest = target.part(offset, target.length - offset);
+                let same = rest.address == reth.address.get()
+                    && rest.key == reth.key.get()
+                    && rest.length == reth.length.get();
+                if !same {
+                    return;
+                }
+            }
+            (Answer::Atomic(_), operation, _) if operation.kind() == Kind::Atomic => {}
+            (Answer::Empty, Operation::Flush | Operation::AtomicWrite, _) => {}
+            _ => return,
+        }
+        kept.pending = Some(at);
+    }
+
+    /// Sends the next packet of a response, or an ACK or NAK. Returns whether there was one.
+    ///
+    /// Responses go in the order of their requests: the peer takes a later one for a sign that the earlier one is lost.
+    pub(crate) fn send_response<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        buffer: &mut PacketBuffer,
+    ) -> Step {
+        let responder = &mut self.responder;
+        let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
+        let Some((at, kept)) = pending else { return self.send_reply(host, buffer) };
+        kept.pending = Some(at + 1).filter(|next| *next < kept.psns);
+        kept.answered |= kept.pending.is_none();
+        let kept = *kept;
+        let psn = kept.first.plus(at);
+        // It acknowledges everything before it.
+        if responder
+            .reply
+            .is_some_and(|(to, syndrome)| syndrome == Syndrome::Ack && to.is_before(psn))
+        {
+            responder.reply = None;
+        }
+        self.send_answer(host, buffer, kept, at).unwrap_or_else(|refusal| {
+            self.responder.resources.clear();
+            self.refuse(psn, refusal, Event::Refused(refusal));
+            Step::Done
+        })
+    }
+
+    /// From `read_reply`, `send_atomic_ack` and `send_read_response_ack`.
+    fn send_answer<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        buffer: &mut PacketBuffer,
+        kept: Resource,
+        at: u32,
+    ) -> Result<Step, Refusal> {
+        let position = Position::of(at == 0, at + 1 == kept.psns);
+        let operation = match (kept.answer, position) {
+            (Answer::Atomic(_), _) => Operation::AtomicAcknowledge,
+            (Answer::Empty, _) | (_, Position::Only) => Operation::ReadResponseOnly,
+            (_, Position::First) => Operation::ReadResponseFirst,
+            (_, Position::Middle) => Operation::ReadResponseMiddle,
+            (_, Position::Last) => Operation::ReadResponseLast,
+        };
+        self.begin_response(buffer, operation, kept.first.plus(at));
+        if operation != Operation::ReadResponseMiddle {
+            buffer.header(&Aeth::new(Syndrome::Ack, self.responder.msn));
+        }
+        match kept.answer {
+            Answer::Read(target) => {
+                let mtu = self.attributes.mtu;
+                let again = Mistake::ReadFromBegin.is_planted() && at > 0;
+                let offset = if again { 0 } else { at * mtu.bytes() };
+                let bytes = mtu.payload(target.length, at);
+                if bytes > 0 {
+                    let part = target.part(offset, bytes);
+                    host.read_remote(self.number, part, buffer.payload(bytes as usize))?;
+                }
+            }
+            Answer::Atomic(old) => buffer.header(&AtomicAckEth { old: old.into() }),
+            Answer::Empty => {}
+        }
+        Ok(Step::sent(host.send(self.number, &self.attributes.path, buffer.finish())))
+    }
+
+    fn send_reply<H: Host<Path = P>>(&mut self, host: &mut H, buffer: &mut PacketBuffer) -> Step {
+        let Some((psn, syndrome)) = self.responder.reply.take() else { return Step::Idle };
+        self.begin_response(buffer, Operation::Acknowledge, psn);
+        buffer.header(&Aeth::new(syndrome, self.responder.msn));
+        let more = host.send(self.number, &self.attributes.path, buffer.finish());
+        if let Some(event) = self.responder.failing.take() {
+            self.fail(host, event);
+        }
+        Step::sent(more)
+    }
+
+    fn begin_response(&self, buffer: &mut PacketBuffer, operation: Operation, psn: Psn) {
+        let opcode = Opcode { transport: self.transport, operation };
+        let Attributes { pkey, destination, .. } = self.attributes;
+        buffer.begin(&Bth::new(opcode, pkey, destination, psn));
+    }
+}
