@@ -986,8 +986,8 @@ impl Kernel {
     }
 
     /// Takes a step: does some things, how many and in which order the seed chooses, and passes messages of the connection
-    /// manager on. A thing is a WQE that is fetched, or a message that leaves or arrives. Returns how many nanoseconds it
-    /// took; `None` if there was nothing to do.
+    /// manager on. A thing is a WQE that is fetched, a message that leaves or arrives, or data that reaches memory. Returns
+    /// how many nanoseconds it took; `None` if there was nothing to do.
     pub(crate) fn step(&mut self, now: u64) -> Option<u64> {
         /// The most nanoseconds that a step takes.
         const LONGEST_STEP: u64 = 2_000;

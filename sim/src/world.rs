@@ -32,8 +32,8 @@ pub enum Mode {
     #[default]
     Trapped,
     /// The thread that polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens.
-    /// The seed decides which queue is served, sends or gets its packets next, and how long a step takes. With several
-    /// threads, each has to step or call the fabric once before another one waits: a wait leaves time only to threads
+    /// The seed decides which queue is served, sends or gets its packets next, and how long a step takes, and with a
+    /// [`Network`](crate::Network) the fate of each packet. With several threads, each has to step or call the fabric once before another one waits: a wait leaves time only to threads
     /// that the fabric knows. Runs of several threads do not repeat.
     Stepped {
         /// The same seed makes the same decisions.

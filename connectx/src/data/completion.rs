@@ -55,7 +55,9 @@ impl Device {
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
-        self.objects.count_for_qp(qpn, |counter| counter.count_send_error(cause.syndrome));
+        if let Some(counter) = self.objects.q_counter_of(qpn) {
+            counter.count_send_error(cause.syndrome);
+        }
         // Errors count as solicited, on either side.
         let written = self.write_cqe(cqn, cqe.bytes(), true);
         self.stop_qp_unless_written(qpn, written);
@@ -140,7 +142,9 @@ impl Device {
         cause: CqeError,
     ) {
         let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, srqn) else { return };
-        self.objects.count_for_qp(qpn, |counter| counter.count_receive_error(cause.syndrome));
+        if let Some(counter) = self.objects.q_counter_of(qpn) {
+            counter.count_receive_error(cause.syndrome);
+        }
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, user_index);
         cqe.put8(54, cause.vendor);

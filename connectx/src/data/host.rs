@@ -150,10 +150,8 @@ impl Host for DeviceHost<'_> {
                 self.device.qp_event(qpn, event::WQ_INVALID_REQUEST);
             }
             Event::Refused(Refusal::Access) => {
-                self.device.objects.count_for_qp(qpn, |counter| {
-                    counter.resp_remote_access_errors =
-                        counter.resp_remote_access_errors.wrapping_add(1)
-                });
+                let objects = &mut self.device.objects;
+                objects.count_for_qp(qpn, |counter| &mut counter.resp_remote_access_errors);
                 self.device.move_qp_to_error(qpn, None);
                 self.device.qp_event(qpn, event::WQ_ACCESS_ERROR);
             }
@@ -175,17 +173,14 @@ impl Host for DeviceHost<'_> {
         if let Some(why) = why {
             self.device.recorder.add(self.device.now, &Entry::Refusal { number: qpn, why });
         }
-        self.device.objects.count_for_qp(qpn, |set| {
-            let count = match counter {
-                Counter::Timeouts => &mut set.local_ack_timeout_err,
-                Counter::RnrNaks => &mut set.rnr_nak_retry_err,
-                Counter::Duplicates => &mut set.duplicate_request,
-                Counter::OutOfSequence => &mut set.out_of_sequence,
-                Counter::OutOfBuffer => &mut set.out_of_buffer,
-                Counter::SequenceNaks => &mut set.packet_seq_err,
-                Counter::ImpliedNaks => &mut set.implied_nak_seq_err,
-            };
-            *count = count.wrapping_add(1);
+        self.device.objects.count_for_qp(qpn, |set| match counter {
+            Counter::Timeouts => &mut set.local_ack_timeout_err,
+            Counter::RnrNaks => &mut set.rnr_nak_retry_err,
+            Counter::Duplicates => &mut set.duplicate_request,
+            Counter::OutOfSequence => &mut set.out_of_sequence,
+            Counter::OutOfBuffer => &mut set.out_of_buffer,
+            Counter::SequenceNaks => &mut set.packet_seq_err,
+            Counter::ImpliedNaks => &mut set.implied_nak_seq_err,
         });
     }
 }

@@ -95,13 +95,10 @@ impl Device {
             let access = self.target_access(qpn, need, target)?;
             self.objects.check(access).map_err(|why| refuse(qpn, &why))?;
         }
-        self.objects.count_for_qp(qpn, |set| {
-            let count = match right {
-                Right::Read => &mut set.rx_read_requests,
-                Right::Write => &mut set.rx_write_requests,
-                _ => &mut set.rx_atomic_requests,
-            };
-            *count = count.wrapping_add(1);
+        self.objects.count_for_qp(qpn, |set| match right {
+            Right::Read => &mut set.rx_read_requests,
+            Right::Write => &mut set.rx_write_requests,
+            _ => &mut set.rx_atomic_requests,
         });
         Ok(())
     }
@@ -154,9 +151,7 @@ impl Device {
         if self.invalidate(qpn, key, pd) {
             return Ok(());
         }
-        self.objects.count_for_qp(qpn, |counter| {
-            counter.resp_remote_access_errors = counter.resp_remote_access_errors.wrapping_add(1)
-        });
+        self.objects.count_for_qp(qpn, |counter| &mut counter.resp_remote_access_errors);
         self.qp_event(qpn, event::WQ_ACCESS_ERROR);
         Err(Refusal::Access)
     }

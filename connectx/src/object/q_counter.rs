@@ -109,12 +109,17 @@ impl Objects {
         Ok(())
     }
 
-    /// Counts in the Q counter of a queue pair.
-    pub(crate) fn count_for_qp(&mut self, qpn: u32, change: impl Fn(&mut QCounter)) {
-        let Some(qp) = self.qps.find(qpn) else { return };
-        let number = qp.context.get32(qpc::counter_set_id);
-        if let Some(counter) = self.q_counters.find_mut(number) {
-            change(counter);
+    /// The Q counter of a queue pair.
+    pub(crate) fn q_counter_of(&mut self, qpn: u32) -> Option<&mut QCounter> {
+        let number = self.qps.find(qpn)?.context.get32(qpc::counter_set_id);
+        self.q_counters.find_mut(number)
+    }
+
+    /// Adds one to a count in the Q counter of a queue pair.
+    pub(crate) fn count_for_qp(&mut self, qpn: u32, count: impl FnOnce(&mut QCounter) -> &mut u32) {
+        if let Some(counter) = self.q_counter_of(qpn) {
+            let count = count(counter);
+            *count = count.wrapping_add(1);
         }
     }
 }
