@@ -5,8 +5,9 @@
 use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, CompletionQueue, Context, Handshake, MemoryRegion, QpControl, QpType, QueuePair,
-    RecvWr, SendWr, WcOpcode, WcStatus,
+    Access, AddressVector, CompletionQueue, Context, Destination, Gid, Handshake, MemoryRegion,
+    ProtectionDomain, Psn, Qkey, QpAttr, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr,
+    SendWr, WcOpcode, WcStatus,
 };
 use uverbs_sim::{Fabric, FabricBuilder, FabricError, Network, Profile, Traffic, each_seed};
 
@@ -20,6 +21,7 @@ struct Side {
     qp: QueuePair,
     memory: MemoryRegion<u8>,
     cq: CompletionQueue,
+    pd: ProtectionDomain,
 }
 
 /// A completion: its request, its status, its bytes.
@@ -31,7 +33,7 @@ impl Side {
         let cq = context.cq_builder(256).build()?;
         let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(MEMORY)?;
         let qp = pd.qp_builder(&cq, &cq, kind).max_send_wr(64).max_recv_wr(64).build()?;
-        Ok(Side { qp, memory, cq })
+        Ok(Side { qp, memory, cq, pd })
     }
 
     fn recv(&mut self, id: u64, at: usize, len: usize) -> Result<()> {
@@ -411,6 +413,76 @@ fn a_partition_stops_those_on_its_sides_until_it_is_mended() -> Result<()> {
     assert_eq!(traffic(&fabric, "c", "b").lost, 0);
     beside_b.write(&c, 3, 4)?;
     assert_eq!(beside_b.wait(&fabric)?.1, WcStatus::SUCCESS);
+    Ok(())
+}
+
+/// A datagram to a group goes each way to a member by itself, and to a device without members not at all.
+#[test]
+fn a_datagram_to_a_group_meets_the_network_of_each_member() -> Result<()> {
+    const QKEY: Qkey = Qkey(0x1234);
+    /// The global route header in front of a datagram.
+    const GRH: usize = 40;
+    let fabric = builder(1).network(Network::ideal().duplication(1.0)).build()?;
+    let devices = devices_on(&fabric.system());
+    let mut sides = Vec::new();
+    for device in &devices {
+        let side = Side::new(&Context::open(device)?, QpType::UD)?;
+        let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(QKEY);
+        side.qp.modify(&init)?;
+        side.qp.modify(&QpAttr::new().state(QpState::RTR))?;
+        side.qp.modify(&QpAttr::new().state(QpState::RTS).sq_psn(Psn(0)))?;
+        sides.push(side);
+    }
+    let group = Gid::from(std::net::Ipv4Addr::new(239, 9, 9, 1));
+    let members = [sides[0].qp.attach_mcast(group, 0)?, sides[1].qp.attach_mcast(group, 0)?];
+    for side in &mut sides {
+        (0..3).try_for_each(|at| side.recv(RECEIVED + at, 1000 + 100 * at as usize, GRH + 8))?;
+    }
+    sides[0].memory.copy_from(0, b"datagram")?;
+    let own = sides[0].qp.context().query_gid(1, 3)?;
+    let vector = AddressVector::global(1, own.index, group);
+    let ah = sides[0].pd.create_ah(&vector)?;
+    let sges = [sides[0].memory.sge(..8)?];
+    let to = Destination::new(&ah, Qpn(0x00ff_ffff), QKEY);
+    sides[0].post(SendWr::send(&sges).to(to).id(1))?;
+    settle(&fabric);
+    let received: Vec<_> = sides
+        .iter_mut()
+        .map(|side| Ok(side.poll()?.iter().filter(|(id, ..)| *id >= RECEIVED).count()))
+        .collect::<Result<_>>()?;
+    // The sender's own one does not leave its device.
+    assert_eq!(received, [1, 2, 0]);
+    assert_eq!(sides[1].bytes(1000 + GRH, 8)?, b"datagram");
+    assert_eq!((traffic(&fabric, "a", "b").sent, traffic(&fabric, "a", "c").sent), (1, 0));
+    drop(members);
+    Ok(())
+}
+
+/// Messages of the connection manager are no packets of the network, but a partition loses them, too.
+#[test]
+fn a_connection_by_address_ends_at_a_partition() -> Result<()> {
+    use uverbs::cm::{Connector, EventChannel, Listener};
+    const LIMIT: Duration = Duration::from_secs(10);
+    for parted in [false, true] {
+        let fabric = builder(1).history().build()?;
+        if parted {
+            fabric.part([&fabric.device("a").expect("it is there")]);
+        }
+        let channel = EventChannel::open_on(&fabric.system())?;
+        let listener = Listener::builder("10.0.0.2:0")?.channel(&channel).build()?;
+        let connector = Connector::new(listener.local_addr()?)?.source("10.0.0.1:0".parse()?);
+        let connector = connector.timeout(LIMIT).channel(&EventChannel::open_on(&fabric.system())?);
+        let connected = connector.connect(|route| {
+            let (context, pd) = (route.context()?, route.context()?.alloc_pd()?);
+            let cq = context.cq_builder(4).build()?;
+            pd.qp_builder(&cq, &cq, QpType::RC).build()
+        });
+        // Nobody accepts.
+        assert_eq!(connected.map(drop).unwrap_err().errno(), uverbs::Errno::TIMEDOUT);
+        let history = fabric.history();
+        let lost = |line: &str| line.contains(" REQ ") && line.ends_with("is lost");
+        assert_eq!(history.lines().any(lost), parted, "{history}");
+    }
     Ok(())
 }
 
