@@ -5,7 +5,7 @@
 //!
 //! - the bytes of a message in any order: the specification warns programs not to depend on one;
 //! - messages of one queue pair in order, unless the mkey has *relaxed ordering*: then a write overtakes those before
-//!   it, as `IBV_ACCESS_RELAXED_ORDERING` permits;
+//!   it, but none to the same bytes: `IBV_ACCESS_RELAXED_ORDERING` permits that;
 //! - data of two queue pairs in any order.
 //!
 //! [`Device::settle`](crate::device::Device::settle) has everything of a queue pair in memory before it is promised:
@@ -20,6 +20,9 @@ use std::collections::BTreeMap;
 const PIECES: usize = 8;
 const WORD: usize = 8;
 
+/// The most pieces of a queue pair that wait: the next packet has them all end.
+const MOST_PIECES: usize = 1024;
+
 /// A write on the bus.
 pub(crate) struct BusWrite {
     qpn: u32,
@@ -29,6 +32,17 @@ pub(crate) struct BusWrite {
     relaxed: bool,
     pub(crate) address: u64,
     pub(crate) bytes: Vec<u8>,
+}
+
+impl BusWrite {
+    /// Whether a later write of its queue pair, of another message, writes the same bytes.
+    fn is_below(&self, later: &BusWrite) -> bool {
+        let end = |write: &BusWrite| write.address.saturating_add(write.bytes.len() as u64);
+        self.qpn == later.qpn
+            && self.message != later.message
+            && self.address < end(later)
+            && later.address < end(self)
+    }
 }
 
 /// Writes that are not in memory yet, in order of arrival.
@@ -43,9 +57,14 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    /// Has writes wait, or not; what waits is lost.
-    pub(crate) fn be_slow(&mut self, slow: bool) {
-        *self = Bus { slow, ..Bus::default() };
+    /// Has writes wait from now on.
+    pub(crate) fn be_slow(&mut self) {
+        self.slow = true;
+    }
+
+    /// The same bus without a write on it.
+    pub(crate) fn emptied(&self) -> Bus {
+        Bus { slow: self.slow, ..Bus::default() }
     }
 
     pub(crate) fn is_slow(&self) -> bool {
@@ -77,12 +96,18 @@ impl Bus {
         }
     }
 
+    /// Whether a queue pair has as many pieces here as may wait.
+    pub(crate) fn is_full(&self, qpn: u32) -> bool {
+        self.writes.borrow().iter().filter(|write| write.qpn == qpn).count() >= MOST_PIECES
+    }
+
     /// The places in the list of the writes that may end next.
     fn next(writes: &[BusWrite]) -> impl Iterator<Item = usize> {
         let mut first = BTreeMap::new();
         writes.iter().enumerate().filter_map(move |(at, write)| {
             let message = *first.entry(write.qpn).or_insert(write.message);
-            (write.relaxed || write.message == message).then_some(at)
+            let overtakes = || !writes[..at].iter().any(|earlier| earlier.is_below(write));
+            (write.message == message || write.relaxed && overtakes()).then_some(at)
         })
     }
 
@@ -116,7 +141,7 @@ mod tests {
 
     fn bus() -> Bus {
         let mut bus = Bus::default();
-        bus.be_slow(true);
+        bus.be_slow();
         bus
     }
 
@@ -173,6 +198,27 @@ mod tests {
         post(&bus, 2, false, false, 32, 8);
         post(&bus, 2, true, false, 40, 8);
         assert_eq!(bus.len(), 3);
+    }
+
+    /// A receive that a given-up message of UC began is used again: the next message is what stays there.
+    #[test]
+    fn a_relaxed_write_overtakes_none_to_the_same_bytes() {
+        let bus = bus();
+        post(&bus, 1, true, true, 0, 8);
+        post(&bus, 1, true, true, 4, 8);
+        post(&bus, 1, true, true, 12, 4);
+        assert_eq!(bus.len(), 3 - 1 + 1);
+        assert_eq!(bus.take(1).map(|write| write.address), Some(8));
+    }
+
+    #[test]
+    fn a_queue_pair_has_a_bounded_number_of_pieces() {
+        let bus = bus();
+        for _ in 0..MOST_PIECES {
+            assert!(!bus.is_full(1));
+            post(&bus, 1, true, false, 0, 8);
+        }
+        assert!(bus.is_full(1) && !bus.is_full(2));
     }
 
     #[test]

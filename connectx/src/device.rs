@@ -130,7 +130,7 @@ impl Device {
         let mut fresh = Self::with(self.options.clone(), interrupts, bar);
         std::mem::swap(&mut fresh.memory, &mut self.memory);
         fresh.now = self.now;
-        fresh.bus.be_slow(self.bus.is_slow());
+        fresh.bus = self.bus.emptied();
         fresh.left = std::mem::take(&mut self.left);
         fresh.bus_master = self.bus_master;
         fresh.faults = std::mem::take(&mut self.faults);
@@ -170,7 +170,7 @@ impl Device {
     /// Enables or disables access to memory and interrupts.
     pub(crate) fn set_bus_master(&mut self, on: bool) {
         if !on {
-            self.bus.be_slow(self.bus.is_slow());
+            self.bus = self.bus.emptied();
         }
         self.bus_master = on;
         self.interrupts.enable(on);
@@ -188,7 +188,7 @@ impl Device {
 
     /// Has data of packets reach memory later, in any order that the specification permits.
     pub fn write_in_any_order(&mut self) {
-        self.bus.be_slow(true);
+        self.bus.be_slow();
     }
 
     /// When the next timer is due.

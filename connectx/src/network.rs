@@ -109,9 +109,9 @@ impl Network {
         self
     }
 
-    /// The packets that wait at most, with the one that is being sent: [`Network::MOST_PACKETS`] unless set.
+    /// The packets that wait at most, with the one that is being sent: [`Network::MOST_PACKETS`] unless fewer are set.
     pub fn queue_packets(mut self, most: usize) -> Network {
-        self.queue.1 = most;
+        self.queue.1 = most.min(Network::MOST_PACKETS);
         self
     }
 

@@ -48,6 +48,13 @@ impl Way {
         }
     }
 
+    /// Changes the network. Packets to come wait for none that is under way.
+    fn change(&mut self, network: Network) {
+        self.network = network;
+        self.queue.clear();
+        (self.waiting, self.idle_from, self.last_arrival) = (0, 0, 0);
+    }
+
     /// Queues a packet. Returns when it has left, and the bytes that waited before it; `None` if it is dropped.
     fn enqueue(&mut self, now: u64, bytes: u64) -> Option<(u64, u64)> {
         while let Some((_, sent)) = self.queue.front().copied().filter(|(left, _)| *left <= now) {
@@ -110,13 +117,13 @@ impl Ways {
 
     /// Changes all ways.
     pub(crate) fn set_all(&mut self, network: Network) {
-        self.ways.values_mut().for_each(|way| way.network = network.clone());
+        self.ways.values_mut().for_each(|way| way.change(network.clone()));
         self.usual = network;
     }
 
     /// Changes one way. Packets that are under way stay so.
     pub(crate) fn set(&mut self, from: usize, to: usize, network: Network) {
-        self.way(from, to).network = network;
+        self.way(from, to).change(network);
     }
 
     /// Has nothing arrive any more, also of what is under way, or mends that.
@@ -393,6 +400,21 @@ mod tests {
         ways.cut(0, 1, false);
         send(&mut ways, 20, 1);
         assert_eq!(arrivals(&mut ways).len(), 1);
+    }
+
+    #[test]
+    fn packets_of_a_restored_network_wait_for_none_of_before() {
+        let before = Network::ideal().bandwidth(1).latency(Duration::from_secs(10));
+        for all in [true, false] {
+            let mut ways = Ways::new(before.clone(), 1);
+            send(&mut ways, 0, 3);
+            match all {
+                true => ways.set_all(Network::ideal()),
+                false => ways.set(0, 1, Network::ideal()),
+            }
+            send(&mut ways, 7, 1);
+            assert_eq!(ways.deadline(), Some(7));
+        }
     }
 
     #[test]

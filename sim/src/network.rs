@@ -19,7 +19,8 @@ impl Fabric {
     }
 
     /// Parts the network: these devices and the others do not reach each other any more, by packets of queue pairs,
-    /// by messages of the connection manager, and by what is under way. Another partition takes the place of this one.
+    /// by messages of the connection manager, and by what is under way. Another partition takes the place of this one,
+    /// and of what is [cut off](Device::cut_off).
     ///
     /// # Panics
     ///
@@ -55,7 +56,7 @@ impl Device {
     ///
     /// # Panics
     ///
-    /// If the other device is one of another fabric.
+    /// If the other device is one of another fabric, or this one.
     pub fn set_network_to(&self, to: &Device, network: Network) -> Result<(), FabricError> {
         let network = check_network(network)?;
         self.change_way(to, "changes", |switch, from, to| switch.set_way(from, to, network));
@@ -67,7 +68,7 @@ impl Device {
     ///
     /// # Panics
     ///
-    /// If the other device is one of another fabric.
+    /// If the other device is one of another fabric, or this one.
     pub fn cut_off(&self, to: &Device) {
         self.change_way(to, "is cut", |switch, from, to| switch.cut_off(from, to, true));
     }
@@ -90,6 +91,7 @@ impl Device {
         change: impl FnOnce(&mut uverbs_connectx::fabric::Fabric, usize, usize),
     ) {
         assert!(Arc::ptr_eq(&self.world, &to.world), "a device of another fabric");
+        assert!(self.number != to.number, "packets of a device to itself do not leave it");
         let name = {
             let kernel = self.world.kernel();
             kernel.map_or_else(|_| String::new(), |kernel| kernel.drivers[to.number].name.clone())

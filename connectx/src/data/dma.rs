@@ -150,6 +150,9 @@ impl Device {
         if !self.bus.is_slow() {
             return self.dma_write(access, data);
         }
+        if self.bus.is_full(access.qpn) {
+            self.settle(Some(access.qpn));
+        }
         let mkey = self.objects.mkeys.find(access.key >> 8);
         let relaxed = mkey.is_some_and(|mkey| mkey.context.is_set(mkc::relaxed_ordering_write));
         self.objects.resolve(access, |ranges| {
