@@ -64,6 +64,7 @@ mod locking;
 mod op;
 mod poll_loop;
 mod post_all;
+mod posted;
 mod qp;
 mod queue;
 mod srq;

@@ -31,9 +31,11 @@ impl FirstPanic {
 
     /// Makes a single call, whose panic goes on unless this thread panics already: a destructor may wake a task so.
     pub(crate) fn of_one(call: impl FnOnce()) {
+        if !std::thread::panicking() {
+            return call();
+        }
         let mut calls = FirstPanic::default();
         calls.catch(call);
-        calls.resume();
     }
 
     /// Drops each value, even if destructors panic. The first panic goes on unless this thread panics already.

@@ -1,11 +1,13 @@
 //! A stream of received messages.
 
 use super::locking::Locking;
-use super::op::{Finished, OpError, OpErrorKind, OpResult, Transfer};
-use super::post_all::PostAll;
+use super::inflight::{Admission, Side, Ticket};
+use super::op::{Finished, OpError, OpErrorKind, OpResult};
+use super::posted::Posted;
 use super::qp::AsyncQueuePair;
-use super::queue::Queue;
+use super::queue::{Posting, Queue, Refill};
 use super::srq::AsyncSharedReceiveQueue;
+use crate::first_panic::FirstPanic;
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
 use crate::qp::QpState;
@@ -15,8 +17,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-/// The most receives that are posted with one doorbell, and the most buffers that are taken from the pool before they are
-/// posted. A list of 32 has most of the saving: a receive takes 66 instructions there, and 90 alone.
+/// As many missing receives are posted whatever the depth. They have most of the saving of one doorbell: a receive of 32 takes
+/// 66 instructions, and 90 alone.
 const BATCH: usize = 32;
 
 /// A message that was received.
@@ -53,10 +55,15 @@ pub struct Message {
 /// # }
 /// ```
 pub struct Inbox<S: Locking = Shared> {
-    /// The receives. At most one waits for room in the queue, and at most one was refused.
-    list: PostAll<Buffer, S>,
+    queue: Arc<Queue<S>>,
+    /// The receives whose messages were not returned. At most one was refused.
+    posted: Posted<Buffer>,
+    /// The ticket of the next one, while it waits for room.
+    ticket: Option<Ticket>,
     pool: BufferPool,
     depth: usize,
+    /// How many may be missing while messages are there.
+    batch: usize,
     /// That of the task that polled last.
     waker: Waker,
     /// Why no more messages come; `None` while they may.
@@ -115,9 +122,10 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
 impl<S: Locking> Inbox<S> {
     /// Posts the first receives, if the queue `is_ready` for them.
     fn new(queue: Arc<Queue<S>>, pool: &BufferPool, depth: usize, is_ready: bool) -> Self {
-        let (pool, depth) = (pool.clone(), depth.max(1));
-        let (list, waker) = (PostAll::new(queue, []), Waker::noop().clone());
-        let mut inbox = Inbox { list, pool, depth, waker, ended: None, arrived: None };
+        let (pool, depth, waker) = (pool.clone(), depth.max(1), Waker::noop().clone());
+        let (posted, batch) = (Posted::default(), depth.div_ceil(4).min(BATCH));
+        let (ticket, ended, arrived) = (None, None, None);
+        let mut inbox = Inbox { queue, posted, ticket, pool, depth, batch, waker, ended, arrived };
         if is_ready {
             // A receive that waits for room is posted, and its task woken, by the first `poll_next`.
             inbox.fill();
@@ -134,49 +142,95 @@ impl<S: Locking> Inbox<S> {
     ///
     /// No task is needed. The messages wake the task that polled the inbox last.
     pub fn fill(&mut self) -> usize {
-        let (waker, before) = (self.waker.clone(), self.list.len() - self.list.waiting());
+        let (waker, before) = (self.waker.clone(), self.posted.wr_ids().count());
+        let was_refused = self.is_refused();
         self.post(&waker);
         // The task may wait since it polled, when these were not there, and no other end would wake it.
-        if self.list.watch_from(before, &waker) {
+        let (is_new, is_first) = (self.is_refused() && !was_refused, self.posted.first().is_none());
+        if self.watch_from(before, &waker) || is_new && (is_first || self.is_of_srq()) {
             waker.wake_by_ref();
         }
-        self.list.posted()
+        self.posted.wr_ids().count()
     }
 
-    /// Posts the receives that are missing. If one could not be posted, `poll_next` returns its error.
+    /// Lets the message of the first receive wake the task, or of a shared receive queue that of any from `from` on. Returns
+    /// whether such a receive is over, which wakes nobody, from `from` on.
+    fn watch_from(&self, from: usize, waker: &Waker) -> bool {
+        let places = if self.is_of_srq() { from..usize::MAX } else { 0..1 };
+        let mut over = false;
+        for (at, wr_id) in self.posted.wr_ids().enumerate().take(places.end).skip(places.start) {
+            over |= !self.queue.inflight.watch(wr_id, waker) && at >= from;
+        }
+        over
+    }
+
+    /// Whether the receives are those of a shared receive queue.
+    #[inline]
+    fn is_of_srq(&self) -> bool {
+        matches!(self.queue.posting, Posting::Srq(_))
+    }
+
+    /// Whether a receive was refused, and `poll_next` has still to return why. No other is posted until then.
+    fn is_refused(&self) -> bool {
+        self.posted.last().is_none() && self.posted.len() > 0
+    }
+
+    fn missing(&self) -> usize {
+        self.depth.saturating_sub(self.posted.len())
+    }
+
+    /// Posts the receives that are missing, or as many as there are buffers and room for; then the next one waits for room. If
+    /// one could not be posted, `poll_next` returns its error.
     fn post(&mut self, waker: &Waker) {
-        if self.ended.is_some() {
-            return;
-        }
-        let mut most = BATCH;
-        if self.list.waiting() != 0 {
-            self.list.post(waker);
-            self.list.keep_one();
-            // The queue may be full again: other buffers stay in the pool.
-            most = 1;
-        }
-        while self.list.waiting() == 0 && self.list.len() < self.depth {
-            let wanted = self.depth.min(self.list.len() + most);
-            while self.list.len() < wanted {
-                let Ok(buffer) = self.pool.take() else { break };
-                self.list.push(Transfer::Recv, buffer);
+        let (mut may_move, mut waits) = (true, false);
+        while self.ended.is_none() && self.missing() > 0 && !self.is_refused() {
+            let inflight = &self.queue.inflight;
+            if self.ticket.is_some() || inflight.is_busy(Side::Recv) {
+                match inflight.admit(Side::Recv, &mut self.ticket, waker) {
+                    Admission::Granted => {}
+                    Admission::Wait => return,
+                    Admission::Broken(broken) => {
+                        self.posted.refuse(None, broken.into());
+                        break;
+                    }
+                }
             }
-            let taken = self.list.len();
-            self.list.post(waker);
-            self.list.keep_one();
-            // The pool is empty, or receives were given up.
-            if taken < wanted || self.list.len() < taken {
-                break;
+            match self.refill() {
+                Refill::Done | Refill::Refused => break,
+                Refill::Full if waits => return,
+                Refill::Full => {
+                    // As a single request.
+                    let inflight = &self.queue.inflight;
+                    if !(std::mem::take(&mut may_move) && inflight.move_ends(Side::Recv)) {
+                        inflight.wait(Side::Recv, &mut self.ticket, waker);
+                        waits = true;
+                    }
+                }
             }
         }
+        self.queue.inflight.leave(Side::Recv, self.ticket.take());
     }
 
-    /// Posts the receives that are missing if they are many, or no other message is there: each doorbell, and each lock, is
-    /// for all of them.
-    fn post_batch(&mut self, waker: &Waker) {
-        let missing = self.depth.saturating_sub(self.list.len());
-        if missing >= self.depth.div_ceil(4).min(BATCH) || !self.list.next_is_settled() {
-            self.post(waker);
+    /// Posts the receives that are missing, whoever waits for room.
+    fn refill(&mut self) -> Refill {
+        let missing = self.missing();
+        self.queue.post_from_pool(&self.pool, missing, &mut self.posted)
+    }
+
+    /// Whether so many receives are missing, or no other message is there, that they are to be posted: each doorbell, and
+    /// each lock, is for all of them.
+    #[inline]
+    fn has_to_post(&self) -> bool {
+        self.missing() >= self.batch || !self.is_next_here()
+    }
+
+    /// Whether the next message is in its slot.
+    #[inline]
+    fn is_next_here(&self) -> bool {
+        let is_settled = |wr_id| self.queue.inflight.is_settled(wr_id);
+        match self.is_of_srq() {
+            false => self.posted.first().is_some_and(is_settled),
+            true => self.posted.wr_ids().any(is_settled),
         }
     }
 
@@ -209,56 +263,103 @@ impl<S: Locking> Inbox<S> {
     /// ```
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
         self.waker.clone_from(cx.waker());
-        if self.arrived.is_none() {
-            if let Some(kind) = self.ended {
-                return Poll::Ready(Err(OpError { memory: None, kind }));
-            }
-            let end = match self.take_next(cx.waker()) {
-                Some(end) => end,
-                None => {
-                    self.post(cx.waker());
-                    match ready!(self.poll_end(cx.waker())) {
-                        Some(end) => end,
-                        None => return Poll::Pending,
-                    }
-                }
-            };
-            let broken = end.as_ref().err().map(|failed| failed.kind);
-            // The message is here while receives are posted: a waker that panics costs none.
-            self.arrived =
-                Some(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }));
-            if let Some(kind) = broken {
-                self.end_if_broken(kind);
-            }
-        }
-        self.post_batch(cx.waker());
-        match self.arrived.take() {
-            Some(end) => Poll::Ready(end),
-            None => Poll::Pending,
+        match self.take_first() {
+            Some(message) => self.return_message(message, cx.waker()),
+            None => self.poll_slowly(cx.waker()),
         }
     }
 
-    /// The end of the next receive, if it is over.
+    /// The message of the first receive of a queue pair, if it is in its slot.
     #[inline(always)]
-    fn take_next(&mut self, waker: &Waker) -> Option<OpResult<Buffer>> {
-        // Receives of a queue pair complete in the order in which they were posted, those of a shared receive queue in any.
-        match self.list.is_of_srq() {
-            false => self.list.take_first(),
-            true => self.list.take_earliest(waker),
+    fn take_first(&mut self) -> Option<Message> {
+        if self.is_of_srq() || self.arrived.is_some() {
+            return None;
         }
+        let (buffer, outcome) = self.queue.take_received(self.posted.first()?)?;
+        self.posted.pop_first();
+        Some(Message { buffer, outcome })
+    }
+
+    /// Returns a message, with receives posted in place of those of earlier ones.
+    #[inline(always)]
+    fn return_message(
+        &mut self,
+        message: Message,
+        waker: &Waker,
+    ) -> Poll<Result<Message, OpError<Buffer>>> {
+        // No code of the program runs unless there is no room, or others wait.
+        let is_done = !self.has_to_post()
+            || self.ticket.is_none()
+                && !self.queue.inflight.is_busy(Side::Recv)
+                && !self.is_refused()
+                && !matches!(self.refill(), Refill::Full);
+        match is_done {
+            true => Poll::Ready(Ok(message)),
+            false => self.return_slowly(Ok(message), waker),
+        }
+    }
+
+    /// The same for any end. It is here while receives are posted: a waker that panics costs none.
+    #[cold]
+    #[inline(never)]
+    fn return_slowly(
+        &mut self,
+        end: Result<Message, OpError<Buffer>>,
+        waker: &Waker,
+    ) -> Poll<Result<Message, OpError<Buffer>>> {
+        let is_message = self.arrived.insert(end).is_ok();
+        if is_message && self.has_to_post() {
+            self.post(waker);
+        }
+        self.arrived.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// As [`poll_next`](Self::poll_next), for any message or none.
+    #[inline(never)]
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<Message, OpError<Buffer>>> {
+        if let Some(end) = self.arrived.take() {
+            return self.return_slowly(end, waker);
+        }
+        if let Some(kind) = self.ended {
+            return Poll::Ready(Err(OpError { memory: None, kind }));
+        }
+        if !self.is_next_here() {
+            self.post(waker);
+        }
+        let Some(end) = ready!(self.poll_end(waker)) else { return Poll::Pending };
+        if let Err(OpError { kind, .. }) = &end {
+            self.end_if_broken(*kind);
+        }
+        let end = end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome });
+        self.return_slowly(end, waker)
     }
 
     /// The end of the next receive that was posted or refused. While it is pending, it wakes the task.
     fn poll_end(&mut self, waker: &Waker) -> Poll<Option<OpResult<Buffer>>> {
-        match self.list.is_of_srq() {
-            false => self.list.poll_first(waker),
-            true => self.list.poll_earliest(waker),
+        let inflight = &self.queue.inflight;
+        // Receives of a queue pair complete in the order in which they were posted, those of a shared receive queue in any.
+        let next = match self.is_of_srq() {
+            false => self.posted.first(),
+            true => loop {
+                match inflight.first_over(self.posted.wr_ids()) {
+                    None if self.posted.last().is_none() => break None,
+                    None if !self.watch_from(0, waker) => return Poll::Pending,
+                    None => {}
+                    over => break over,
+                }
+            },
+        };
+        let Some(wr_id) = next else { return Poll::Ready(self.posted.take_refused().map(Err)) };
+        let end = self.queue.poll_end(wr_id, waker);
+        if end.is_ready() {
+            self.posted.remove(wr_id);
         }
+        end.map(Some)
     }
 
     /// Ends the stream if the connection is broken: no message can complete a receive that is still posted.
     fn end_if_broken(&mut self, kind: OpErrorKind) {
-        self.ended = match (kind, self.list.is_of_srq()) {
+        self.ended = match (kind, self.is_of_srq()) {
             // A driver that ended cannot be started again, and a forked child has none.
             (OpErrorKind::DriverGone | OpErrorKind::Post(PostError::Forked), _) => Some(kind),
             (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), false) => {
@@ -266,7 +367,7 @@ impl<S: Locking> Inbox<S> {
             }
             _ => return,
         };
-        self.list.clear();
+        self.give_up();
     }
 
     /// Waits for the next message. No message is lost if the future is dropped.
@@ -285,12 +386,29 @@ impl<S: Locking> Inbox<S> {
     }
 }
 
+impl<S: Locking> Inbox<S> {
+    /// The receives are left to the queue.
+    fn give_up(&mut self) {
+        // Both call wakers of the program.
+        let mut calls = FirstPanic::default();
+        calls.catch(|| self.queue.inflight.leave(Side::Recv, self.ticket.take()));
+        self.posted.give_up(&self.queue.inflight, &mut calls);
+        calls.resume();
+    }
+}
+
+impl<S: Locking> Drop for Inbox<S> {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
 impl<S: Locking> fmt::Debug for Inbox<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox")
             .field("pool", &self.pool)
             .field("depth", &self.depth)
-            .field("posted", &self.list.posted())
+            .field("posted", &self.posted.wr_ids().count())
             .finish_non_exhaustive()
     }
 }

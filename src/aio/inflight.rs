@@ -564,17 +564,15 @@ impl<S: Locking> Inflight<S> {
         }
     }
 
-    /// Which of these requests was over before the others: its place among `wr_ids`. `None` while all of
-    /// them are pending.
-    pub(super) fn first_over(&self, wr_ids: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+    /// Which of these requests was over before the others. `None` while all of them are pending.
+    pub(super) fn first_over(&self, wr_ids: impl Iterator<Item = u64> + Clone) -> Option<u64> {
         // In a forked child nothing is in flight, and the first future that is asked reports it.
         if !self.is_here() {
-            return wr_ids.clone().next().map(|_| 0);
+            return wr_ids.clone().next();
         }
         let find = || {
-            let wr_ids = wr_ids.clone().enumerate();
-            let over = wr_ids.filter_map(|(at, wr_id)| Some((self.order(wr_id)?, at)));
-            over.min().map(|(_, at)| at)
+            let over = wr_ids.clone().filter_map(|wr_id| Some((self.order(wr_id)?, wr_id)));
+            over.min_by_key(|(order, _)| *order).map(|(_, wr_id)| wr_id)
         };
         // Requests that were looked at may have ended before the one that was found. Having found it, this thread
         // sees the ends of all that were over before.

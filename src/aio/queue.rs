@@ -3,11 +3,12 @@
 use super::driver::DriverHandle;
 use super::inflight::{Fate, Inflight, InflightKey, OpProgress, OpTag, Side, Ticket};
 use super::locking::Locking;
+use super::posted::Posted;
 use super::op::{Finished, Kind, OpError, OpErrorKind, OpResult, Request, Transfer};
 use crate::first_panic::FirstPanic;
 use crate::lending::loan_table::{RECV, ReturnedLoan};
 use crate::owned::{
-    AskedMemory, Lend, Lent, Memory, NamedBytes, Outcome, OwnedQueuePair, OwnedRecvBatch,
+    AskedMemory, Buffer, BufferPool, Lend, Lent, Memory, NamedBytes, Outcome, OwnedQueuePair, OwnedRecvBatch,
     OwnedSendBatch, OwnedSharedReceiveQueue, PushError, open_buffer,
 };
 use crate::sync::lock::AnyLock;
@@ -71,6 +72,16 @@ pub(super) enum PostFailure {
     Lost(u64),
     /// It was posted, with this `wr_id`, while the driver ended.
     Late(u64),
+}
+
+/// The answer of [`Queue::post_from_pool`].
+pub(super) enum Refill {
+    /// All were posted, or the pool is empty.
+    Done,
+    /// There is no room for another one.
+    Full,
+    /// The next one was refused: it is the last in the list of those that were posted.
+    Refused,
 }
 
 /// The answer of [`Queue::try_post`].
@@ -233,179 +244,202 @@ impl<S: Locking> Queue<S> {
     pub(super) fn try_post_list<L: Lend, R: Request>(
         &self,
         side: Side,
-        waiting: &mut VecDeque<(R, L)>,
-        posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
-    ) {
-        posted.reserve(waiting.len());
-        let before = posted.len();
-        let rung = match (&self.posting, side) {
-            (Posting::Qp(posting), Side::Send) => {
-                let Some(mut qp) = posting.lock() else { return };
-                let Ok(mut batch) = qp.send_batch() else { return };
-                while let Some((request, memory)) = pop_unasked(waiting) {
-                    let tag = self.unwatched();
-                    let pushed = match request.kind() {
-                        Kind::Transfer(Transfer::Write(to)) => {
-                            batch.try_push(SendWr::write(to, &[]), memory, tag)
-                        }
-                        Kind::Transfer(Transfer::Read(from)) => {
-                            batch.try_push(SendWr::read(from, &[]), memory, tag)
-                        }
-                        Kind::Transfer(Transfer::Send) => {
-                            batch.try_push(SendWr::send(&[]), memory, tag)
-                        }
-                        Kind::Transfer(Transfer::Recv) | Kind::Any(_) => {
-                            waiting.push_front((request, memory));
-                            break;
-                        }
-                    };
-                    if let Err(refused) = pushed {
-                        waiting.push_front((request, refused.memory));
-                        break;
-                    }
-                    posted.push_back(Ok(batch.last()));
+        requests: &mut [(R, Option<L>)],
+        posted: &mut Posted<L>,
+    ) -> usize {
+        let (Posting::Qp(posting), Side::Send) = (&self.posting, side) else { return 0 };
+        let Some(mut qp) = posting.lock() else { return 0 };
+        let Ok(mut batch) = qp.send_batch() else { return 0 };
+        let mut count = 0;
+        for (request, memory) in requests {
+            let Some(lent) = memory.take_if(|memory| !memory.must_be_asked()) else { break };
+            let tag = self.unwatched();
+            let pushed = match request.kind() {
+                Kind::Transfer(Transfer::Write(to)) => {
+                    batch.try_push(SendWr::write(to, &[]), lent, tag)
                 }
-                if posted.len() == before {
-                    return;
+                Kind::Transfer(Transfer::Read(from)) => {
+                    batch.try_push(SendWr::read(from, &[]), lent, tag)
                 }
-                S::ring(batch, self.driver.token())
-            }
-            (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Recv) => {
-                let Some(mut qp) = posting.lock() else { return };
-                let Ok(batch) = qp.recv_batch() else { return };
-                self.try_post_recvs(batch, waiting, posted)
-            }
-            (Posting::Srq(posting), Side::Recv) => {
-                let Some(mut srq) = posting.lock() else { return };
-                let Ok(batch) = srq.batch() else { return };
-                self.try_post_recvs(batch, waiting, posted)
-            }
-            (Posting::CheckedQp(_) | Posting::Srq(_), Side::Send) => return,
-        };
-        if let Err(error) = rung {
-            self.list_not_rung(error, posted.range_mut(before..));
-        }
-        if posted.len() > before {
-            self.inflight.is_late(side);
-        }
-    }
-
-    /// The same of receives.
-    #[inline(always)]
-    fn try_post_recvs<L: Lend, R: Request>(
-        &self,
-        mut batch: OwnedRecvBatch<'_, OpTag>,
-        waiting: &mut VecDeque<(R, L)>,
-        posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
-    ) -> Result<(), RingError> {
-        while let Some((request, memory)) = pop_unasked(waiting) {
-            if request.kind().side() != Side::Recv {
-                waiting.push_front((request, memory));
+                Kind::Transfer(Transfer::Send) => batch.try_push(SendWr::send(&[]), lent, tag),
+                Kind::Transfer(Transfer::Recv) | Kind::Any(_) => {
+                    *memory = Some(lent);
+                    break;
+                }
+            };
+            if let Err(refused) = pushed {
+                *memory = Some(refused.memory);
                 break;
             }
-            if let Err(refused) = batch.push_any(memory, self.unwatched()) {
-                waiting.push_front((request, refused.memory));
-                break;
-            }
-            posted.push_back(Ok(batch.last()));
+            posted.push(batch.last());
+            count += 1;
         }
-        batch.ring().or_else(ok_if_queued)
+        if count == 0 {
+            return 0;
+        }
+        let rung = S::ring(batch, self.driver.token());
+        drop(qp);
+        self.list_rung(rung, count, posted);
+        self.inflight.is_late(side);
+        count
     }
 
-    /// Posts requests of one side from the front of `waiting`, with one doorbell, until one of the other side. In `posted` each
-    /// has the `wr_id` of its loan, or was refused. No task is woken for them unless it [watches](Inflight::watch) them.
-    /// An error if the first that is left was not posted.
+    /// Posts requests of one side, with one doorbell, until one of the other side, and returns how many of the first are over
+    /// with: in `posted` each has the `wr_id` of its loan, or was refused. No task is woken for them unless it
+    /// [watches](Inflight::watch) them. An error if the next one was not posted.
     pub(super) fn post_list<L: Lend, R: Request>(
         &self,
         side: Side,
-        waiting: &mut VecDeque<(R, L)>,
-        posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
-    ) -> Result<(), PostError> {
-        // Asked, and room made for the results, while no lock is held.
+        requests: &mut [(R, Option<L>)],
+        posted: &mut Posted<L>,
+    ) -> (usize, Result<(), PostError>) {
+        // Asked while no lock is held.
         let mut answers = VecDeque::new();
-        if waiting.iter().any(|(_, memory)| memory.named().is_some()) {
-            answers.extend(waiting.iter().map(|(_, memory)| memory.named()));
+        let named = |memory: &Option<L>| memory.as_ref().and_then(L::named);
+        if requests.iter().any(|(_, memory)| named(memory).is_some()) {
+            answers.extend(requests.iter().map(|(_, memory)| named(memory)));
         }
-        posted.reserve(waiting.len());
-        let before = posted.len();
-        let (pushed, rung) = match (&self.posting, side) {
+        let mut list = List { side, requests, answers, posted, done: 0, lent: 0 };
+        let ended = match (&self.posting, side) {
             (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Send) => {
-                let mut qp = posting.lock().ok_or(PostError::Forked)?;
-                let mut batch = qp.send_batch()?;
-                let pushed =
-                    push_list(side, waiting, answers, posted, |request, memory, named, failed| {
-                        let (batch, tag) = (&mut batch, self.unwatched());
-                        match request {
-                            Kind::Transfer(Transfer::Write(to)) => {
-                                push_send(batch, SendWr::write(to, &[]), memory, named, tag, failed)
-                            }
-                            Kind::Transfer(Transfer::Read(from)) => push_send(
-                                batch,
-                                SendWr::read(from, &[]),
-                                memory,
-                                named,
-                                tag,
-                                failed,
-                            ),
-                            Kind::Transfer(_) => {
-                                push_send(batch, SendWr::send(&[]), memory, named, tag, failed)
-                            }
-                            Kind::Any(wr) => push_send(batch, *wr, memory, named, tag, failed),
-                        }?;
-                        Some(batch.last())
-                    });
-                let rung = match batch.is_empty() {
-                    true => Ok(()),
-                    false => S::ring(batch, self.driver.token()),
-                };
-                (pushed, rung)
+                self.post_sends(posting, &mut list)
             }
             (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Recv) => {
-                let mut qp = posting.lock().ok_or(PostError::Forked)?;
-                self.post_recv_list(qp.recv_batch()?, waiting, answers, posted)
+                let Some(mut qp) = posting.lock() else { return (0, Err(PostError::Forked)) };
+                qp.recv_batch().and_then(|batch| self.post_recvs(batch, &mut list))
             }
             (Posting::Srq(posting), Side::Recv) => {
-                let mut srq = posting.lock().ok_or(PostError::Forked)?;
-                self.post_recv_list(srq.batch()?, waiting, answers, posted)
+                let Some(mut srq) = posting.lock() else { return (0, Err(PostError::Forked)) };
+                srq.batch().and_then(|batch| self.post_recvs(batch, &mut list))
             }
-            (Posting::Srq(_), Side::Send) => return Err(PostError::Unsupported),
+            (Posting::Srq(_), Side::Send) => Err(PostError::Unsupported),
         };
-        if let Err(error) = rung {
-            self.list_not_rung(error, posted.range_mut(before..));
-        }
         self.inflight.is_late(side);
-        pushed
+        (list.done, ended)
     }
 
-    /// Posts receives for [`post_list`](Self::post_list); returns how pushing and how ringing ended.
-    fn post_recv_list<L: Lend, R: Request>(
+    /// Posts the sends of a list.
+    fn post_sends<L: Lend, R: Request>(
+        &self,
+        posting: &S::Lock<OwnedQueuePair<OpTag, S>>,
+        list: &mut List<'_, R, L>,
+    ) -> Result<(), PostError> {
+        let mut qp = posting.lock().ok_or(PostError::Forked)?;
+        let mut batch = qp.send_batch()?;
+        let ended = list.push_each(|request, memory, named, failed| {
+            let (batch, tag) = (&mut batch, self.unwatched());
+            match request {
+                Kind::Transfer(Transfer::Write(to)) => {
+                    push_send(batch, SendWr::write(to, &[]), memory, named, tag, failed)
+                }
+                Kind::Transfer(Transfer::Read(from)) => {
+                    push_send(batch, SendWr::read(from, &[]), memory, named, tag, failed)
+                }
+                Kind::Transfer(_) => {
+                    push_send(batch, SendWr::send(&[]), memory, named, tag, failed)
+                }
+                Kind::Any(wr) => push_send(batch, *wr, memory, named, tag, failed),
+            }?;
+            Some(batch.last())
+        });
+        if !batch.is_empty() {
+            let rung = S::ring(batch, self.driver.token());
+            drop(qp);
+            self.list_rung(rung, list.lent, list.posted);
+        }
+        ended
+    }
+
+    /// Posts the receives of a list.
+    fn post_recvs<L: Lend, R: Request>(
         &self,
         mut batch: OwnedRecvBatch<'_, OpTag>,
-        waiting: &mut VecDeque<(R, L)>,
-        answers: VecDeque<Option<NamedBytes>>,
-        posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
-    ) -> (Result<(), PostError>, Result<(), RingError>) {
-        let pushed = push_list(Side::Recv, waiting, answers, posted, |_, memory, named, failed| {
+        list: &mut List<'_, R, L>,
+    ) -> Result<(), PostError> {
+        let ended = list.push_each(|_, memory, named, failed| {
             push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
             Some(batch.last())
         });
-        (pushed, batch.ring().or_else(ok_if_queued))
+        self.list_rung(batch.ring().or_else(ok_if_queued), list.lent, list.posted);
+        ended
     }
 
-    /// As [`not_rung`](Self::not_rung), for all requests of a batch.
+    /// As [`not_rung`](Self::not_rung), for a batch of `count` requests, the last in `posted`.
+    #[inline(always)]
+    fn list_rung<L>(&self, rung: Result<(), RingError>, count: usize, posted: &mut Posted<L>) {
+        if let Err(error) = rung {
+            self.list_not_rung(error, count, posted);
+        }
+    }
+
     #[cold]
-    fn list_not_rung<'p, L: 'p>(
-        &self,
-        error: RingError,
-        posted: impl Iterator<Item = &'p mut Result<u64, Box<OpError<L>>>>,
-    ) {
+    fn list_not_rung<L>(&self, error: RingError, count: usize, posted: &mut Posted<L>) {
         if !error.stays_queued() {
-            let kind = OpErrorKind::Post(error.into());
-            let lost = posted.filter(|posted| posted.is_ok());
-            lost.for_each(|posted| *posted = Err(Box::new(OpError { memory: None, kind })));
+            posted.lose(count, OpErrorKind::Post(error.into()));
         } else if self.inflight.flush().is_err() {
             self.inflight.fail_all();
         }
+    }
+
+    /// Posts up to `most` receives into buffers of `pool`, as [`post_list`](Self::post_list): with one doorbell, and until one
+    /// is refused. Taking a buffer, or giving one back, runs no code of the program: the caller has the pool.
+    #[inline(never)]
+    pub(super) fn post_from_pool(
+        &self,
+        pool: &BufferPool,
+        most: usize,
+        posted: &mut Posted<Buffer>,
+    ) -> Refill {
+        let Ok(mut buffer) = pool.take().map(Some) else { return Refill::Done };
+        let ended = match &self.posting {
+            Posting::Qp(posting) | Posting::CheckedQp(posting) => match posting.lock() {
+                Some(mut qp) => qp
+                    .recv_batch()
+                    .and_then(|batch| self.refill(batch, &mut buffer, pool, most, posted)),
+                None => Err(PostError::Forked),
+            },
+            Posting::Srq(posting) => match posting.lock() {
+                Some(mut srq) => srq
+                    .batch()
+                    .and_then(|batch| self.refill(batch, &mut buffer, pool, most, posted)),
+                None => Err(PostError::Forked),
+            },
+        };
+        self.inflight.is_late(Side::Recv);
+        match ended {
+            Ok(()) => Refill::Done,
+            Err(PostError::Full) => Refill::Full,
+            Err(error) => {
+                posted.refuse(buffer, OpErrorKind::Post(error));
+                Refill::Refused
+            }
+        }
+    }
+
+    /// Posts `buffer`, and then others. An error leaves the one that was refused.
+    #[inline(always)]
+    fn refill(
+        &self,
+        mut batch: OwnedRecvBatch<'_, OpTag>,
+        buffer: &mut Option<Buffer>,
+        pool: &BufferPool,
+        most: usize,
+        posted: &mut Posted<Buffer>,
+    ) -> Result<(), PostError> {
+        let (mut ended, mut count) = (Ok(()), 0);
+        while let Some(next) = buffer.take() {
+            if let Err(refused) = batch.push_any(next, self.unwatched()) {
+                (*buffer, ended) = (Some(refused.memory), Err(refused.error));
+                break;
+            }
+            posted.push(batch.last());
+            count += 1;
+            if count < most {
+                *buffer = pool.take().ok();
+            }
+        }
+        self.list_rung(batch.ring().or_else(ok_if_queued), count, posted);
+        ended
     }
 
     /// How a request ended whose loan is [settled](Inflight::take_settled); frees the slot. Never pending: the future returns
@@ -464,6 +498,23 @@ impl<S: Locking> Queue<S> {
             Some((memory, outcome)) => end_of_any(wr_id, memory, outcome),
             None => Err(OpError { memory: None, kind: OpErrorKind::DriverGone }),
         })
+    }
+
+    /// The message of a receive into a buffer, if it is in its slot; frees the slot.
+    #[inline(always)]
+    pub(super) fn take_received(&self, wr_id: u64) -> Option<(Buffer, Outcome)> {
+        let loan = self.inflight.take_settled(wr_id)?;
+        match self.inflight.outcome_in(&loan).filter(Outcome::is_success) {
+            Some(outcome) => match open_buffer(loan) {
+                Ok((mut buffer, _tag, slot)) => {
+                    drop(slot);
+                    buffer.truncate(outcome.filled());
+                    Some((buffer, outcome))
+                }
+                Err(loan) => leave(loan),
+            },
+            None => leave(loan),
+        }
     }
 
     /// How a request ended, wherever its end is. While it is pending, its end wakes the task.
@@ -622,54 +673,49 @@ fn ok_if_queued(error: RingError) -> Result<(), RingError> {
     if error.stays_queued() { Ok(()) } else { Err(error) }
 }
 
-/// The first request, unless its memory has to be asked, which may not happen under a lock.
-#[inline(always)]
-fn pop_unasked<L: Lend, R>(waiting: &mut VecDeque<(R, L)>) -> Option<(R, L)> {
-    match waiting.front() {
-        Some((_, memory)) if memory.must_be_asked() => None,
-        _ => waiting.pop_front(),
-    }
+/// Requests that [`Queue::post_list`] posts.
+struct List<'l, R, L> {
+    side: Side,
+    requests: &'l mut [(R, Option<L>)],
+    /// Those of the memory of the requests, if any had to be asked.
+    answers: VecDeque<Option<NamedBytes>>,
+    posted: &'l mut Posted<L>,
+    /// How many of the requests were pushed or refused, and how many were pushed.
+    done: usize,
+    lent: usize,
 }
 
-/// Pushes the requests of [`Queue::post_list`].
-#[inline(always)]
-fn push_list<L: Lend, R: Request>(
-    side: Side,
-    waiting: &mut VecDeque<(R, L)>,
-    mut answers: VecDeque<Option<NamedBytes>>,
-    posted: &mut VecDeque<Result<u64, Box<OpError<L>>>>,
-    mut push: impl FnMut(
-        Kind<'_>,
-        &mut Option<L>,
-        Option<NamedBytes>,
-        &mut Option<PostFailure>,
-    ) -> Option<u64>,
-) -> Result<(), PostError> {
-    while let Some((request, memory)) = waiting.pop_front() {
-        if request.kind().side() != side {
-            waiting.push_front((request, memory));
-            break;
-        }
-        let named = answers.pop_front().flatten();
-        let (mut memory, mut failed) = (Some(memory), None);
-        if let Some(wr_id) = push(request.kind(), &mut memory, named, &mut failed) {
-            posted.push_back(Ok(wr_id));
-            continue;
-        }
-        match (memory, failed) {
-            (Some(memory), Some(PostFailure::Refused { error: PostError::Full, .. }) | None) => {
-                waiting.push_front((request, memory));
-                return Err(PostError::Full);
+impl<L: Lend, R: Request> List<'_, R, L> {
+    /// Pushes the requests of one side, until one finds no room.
+    #[inline(always)]
+    fn push_each(
+        &mut self,
+        mut push: impl FnMut(
+            Kind<'_>,
+            &mut Option<L>,
+            Option<NamedBytes>,
+            &mut Option<PostFailure>,
+        ) -> Option<u64>,
+    ) -> Result<(), PostError> {
+        for (request, memory) in self.requests.iter_mut() {
+            if request.kind().side() != self.side {
+                break;
             }
-            (memory, Some(PostFailure::Refused { error, .. })) => {
-                let kind = OpErrorKind::Post(error);
-                posted.push_back(Err(Box::new(OpError { memory, kind })));
+            let (named, mut failed) = (self.answers.pop_front().flatten(), None);
+            if let Some(wr_id) = push(request.kind(), memory, named, &mut failed) {
+                self.posted.push(wr_id);
+                self.lent += 1;
+            } else {
+                let Some(PostFailure::Refused { error, .. }) = failed else { break };
+                if error == PostError::Full {
+                    return Err(error);
+                }
+                self.posted.refuse(memory.take(), OpErrorKind::Post(error));
             }
-            // Only ringing fails otherwise.
-            _ => {}
+            self.done += 1;
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The end of a request, as its future returns it.
@@ -710,6 +756,13 @@ fn put_back<L, M>(
 ) -> Option<()> {
     *memory = back(refused.memory);
     *failed = Some(PostFailure::Refused { error: refused.error, tag: Some(refused.tag) });
+    None
+}
+
+/// Leaves the end of a request in its slot.
+#[cold]
+fn leave<V>(loan: ReturnedLoan<'_, Lent<OpTag>>) -> Option<V> {
+    loan.settle();
     None
 }
 

@@ -39,6 +39,71 @@ const FLAG_BITS: u32 = 6;
 /// The difference between a `wr_id` and the next one.
 const STEP: u64 = 1 << FLAG_BITS;
 
+/// `wr_id`s of loans that follow each other in their table.
+#[derive(Clone, Debug)]
+pub(crate) struct WrIds {
+    first: u64,
+    end: u64,
+}
+
+impl WrIds {
+    #[inline]
+    pub(crate) fn one(wr_id: u64) -> WrIds {
+        WrIds { first: wr_id, end: wr_id.wrapping_add(STEP) }
+    }
+
+    /// Appends `wr_id`, if it is the next one.
+    #[inline(always)]
+    pub(crate) fn append(&mut self, wr_id: u64) -> bool {
+        let follows = self.end == wr_id;
+        if follows {
+            self.end = wr_id.wrapping_add(STEP);
+        }
+        follows
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first == self.end
+    }
+
+    #[inline(always)]
+    pub(crate) fn first(&self) -> Option<u64> {
+        (self.first != self.end).then_some(self.first)
+    }
+
+    pub(crate) fn last(&self) -> Option<u64> {
+        (self.first != self.end).then_some(self.end.wrapping_sub(STEP))
+    }
+
+    /// Removes the last one.
+    pub(crate) fn pop_last(&mut self) -> Option<u64> {
+        self.end = self.last()?;
+        Some(self.end)
+    }
+
+    /// Splits at `wr_id`, which is in neither part afterwards; `None` if it is not among these.
+    pub(crate) fn split_off(&mut self, wr_id: u64) -> Option<WrIds> {
+        let (at, length) = (wr_id.wrapping_sub(self.first), self.end.wrapping_sub(self.first));
+        if at >= length || has_flags(at) {
+            return None;
+        }
+        let behind = WrIds { first: wr_id.wrapping_add(STEP), end: self.end };
+        self.end = wr_id;
+        Some(behind)
+    }
+}
+
+impl Iterator for WrIds {
+    type Item = u64;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<u64> {
+        let first = self.first()?;
+        self.first = first.wrapping_add(STEP);
+        Some(first)
+    }
+}
+
 /// Whether any flag is set in `wr_id`.
 #[inline(always)]
 pub(crate) fn has_flags(wr_id: u64) -> bool {

@@ -126,18 +126,18 @@ fn the_request_that_was_over_first_is_found() {
     finish(wr_ids[0], 1);
     assert_eq!(count.0.load(Ordering::Relaxed), 2);
     assert!(!inflight.watch(wr_ids[0], &waker) && inflight.watch(wr_ids[1], &waker));
-    assert_eq!(inflight.first_over(wr_ids.into_iter()), Some(2));
+    assert_eq!(inflight.first_over(wr_ids.into_iter()), Some(wr_ids[2]));
     assert!(inflight.move_ends(Side::Send));
-    assert_eq!(inflight.first_over(wr_ids.into_iter()), Some(2), "also of those that were moved");
+    assert_eq!(inflight.first_over(wr_ids.into_iter()), Some(wr_ids[2]), "also of those that were moved");
     assert!(matches!(inflight.progress(wr_ids[2], &waker), OpProgress::Over(..)));
     let left = [wr_ids[0], wr_ids[1]];
-    assert_eq!(inflight.first_over(left.into_iter()), Some(0));
+    assert_eq!(inflight.first_over(left.into_iter()), Some(left[0]));
     let mut deferred = Deferred::default();
     inflight.driver_gone(&mut deferred);
     deferred.run();
     assert_eq!(
         inflight.first_over([wr_ids[1]].into_iter()),
-        Some(0),
+        Some(wr_ids[1]),
         "nobody completes it any more"
     );
 }
@@ -233,7 +233,7 @@ fn a_child_does_not_wait_for_a_lock_or_a_slot_of_its_parent() {
         assert_eq!(admission, Admission::Broken(Broken::Forked));
         let progress = inflight.progress(wr_id, &waker);
         assert!(matches!(progress, OpProgress::Lost(Broken::Forked)));
-        assert_eq!(inflight.first_over([wr_id].into_iter()), Some(0));
+        assert_eq!(inflight.first_over([wr_id].into_iter()), Some(wr_id));
         assert!(!inflight.watch(wr_id, &waker) && !inflight.move_ends(Side::Send));
         inflight.wait(Side::Recv, &mut None, &waker);
         inflight.leave(Side::Send, number.take());
