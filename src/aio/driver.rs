@@ -190,7 +190,11 @@ impl<S: Locking, const WAITS: bool> Visit<OpTag> for Visitor<'_, S, WAITS> {
 
     #[inline(always)]
     fn success(&mut self, done: VisitedCompletion<'_, OpTag>) {
-        self.other(done);
+        if WAITS {
+            return self.other(done);
+        }
+        complete(done, *self.over, self.deferred);
+        *self.over += 1;
     }
 
     /// Lets the futures of the queue know of a request that failed, and remembers that the queue made room if futures

@@ -1,9 +1,9 @@
 //! A stream of received messages.
 
-use super::locking::Locking;
 use super::inflight::{Admission, Side, Ticket};
+use super::list::Posted;
+use super::locking::Locking;
 use super::op::{Finished, OpError, OpErrorKind, OpResult};
-use super::posted::Posted;
 use super::qp::AsyncQueuePair;
 use super::queue::{Posting, Queue, Refill};
 use super::srq::AsyncSharedReceiveQueue;
@@ -17,8 +17,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-/// As many missing receives are posted whatever the depth. They have most of the saving of one doorbell: a receive of 32 takes
-/// 66 instructions, and 90 alone.
+/// The most receives that are missing, however deep the inbox. A batch of 32 has most of the saving: a receive takes 66
+/// instructions there, and 90 alone.
 const BATCH: usize = 32;
 
 /// A message that was received.
@@ -228,10 +228,12 @@ impl<S: Locking> Inbox<S> {
     #[inline]
     fn is_next_here(&self) -> bool {
         let is_settled = |wr_id| self.queue.inflight.is_settled(wr_id);
-        match self.is_of_srq() {
-            false => self.posted.first().is_some_and(is_settled),
-            true => self.posted.wr_ids().any(is_settled),
-        }
+        self.posted.first().is_some_and(is_settled) || self.is_of_srq() && self.is_any_here()
+    }
+
+    #[cold]
+    fn is_any_here(&self) -> bool {
+        self.posted.wr_ids().any(|wr_id| self.queue.inflight.is_settled(wr_id))
     }
 
     /// Whether no more messages come, and `poll_next` has returned why.
@@ -293,22 +295,18 @@ impl<S: Locking> Inbox<S> {
                 && !self.queue.inflight.is_busy(Side::Recv)
                 && !self.is_refused()
                 && !matches!(self.refill(), Refill::Full);
-        match is_done {
-            true => Poll::Ready(Ok(message)),
-            false => self.return_slowly(Ok(message), waker),
+        if is_done {
+            return Poll::Ready(Ok(message));
         }
+        self.arrived = Some(Ok(message));
+        self.return_arrived(waker)
     }
 
-    /// The same for any end. It is here while receives are posted: a waker that panics costs none.
+    /// The same for any end, which [`arrived`](Self::arrived) keeps meanwhile: a waker that panics costs none.
     #[cold]
     #[inline(never)]
-    fn return_slowly(
-        &mut self,
-        end: Result<Message, OpError<Buffer>>,
-        waker: &Waker,
-    ) -> Poll<Result<Message, OpError<Buffer>>> {
-        let is_message = self.arrived.insert(end).is_ok();
-        if is_message && self.has_to_post() {
+    fn return_arrived(&mut self, waker: &Waker) -> Poll<Result<Message, OpError<Buffer>>> {
+        if matches!(self.arrived, Some(Ok(_))) && self.has_to_post() {
             self.post(waker);
         }
         self.arrived.take().map_or(Poll::Pending, Poll::Ready)
@@ -317,8 +315,8 @@ impl<S: Locking> Inbox<S> {
     /// As [`poll_next`](Self::poll_next), for any message or none.
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<Message, OpError<Buffer>>> {
-        if let Some(end) = self.arrived.take() {
-            return self.return_slowly(end, waker);
+        if self.arrived.is_some() {
+            return self.return_arrived(waker);
         }
         if let Some(kind) = self.ended {
             return Poll::Ready(Err(OpError { memory: None, kind }));
@@ -327,11 +325,13 @@ impl<S: Locking> Inbox<S> {
             self.post(waker);
         }
         let Some(end) = ready!(self.poll_end(waker)) else { return Poll::Pending };
-        if let Err(OpError { kind, .. }) = &end {
-            self.end_if_broken(*kind);
+        let broken = end.as_ref().err().map(|failed| failed.kind);
+        self.arrived =
+            Some(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }));
+        if let Some(kind) = broken {
+            self.end_if_broken(kind);
         }
-        let end = end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome });
-        self.return_slowly(end, waker)
+        self.return_arrived(waker)
     }
 
     /// The end of the next receive that was posted or refused. While it is pending, it wakes the task.

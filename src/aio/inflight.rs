@@ -81,7 +81,7 @@ pub(super) enum Fate {
     /// In flight, and no future waits for it.
     Abandoned,
     /// A send or a write that succeeded, and its future was not polled since: of its completion the future needs no other
-    /// field.
+    /// field. That of a list has it from the beginning, and its slot says whether it is over.
     Sent(WcOpcode),
     /// Any other request that is over, and its future was not polled since. The number says how many were over before it.
     Over(Outcome, u64),
@@ -364,6 +364,7 @@ pub(super) fn complete_sent(
 }
 
 /// As [`complete_sent`], for any request. `over` is the number of such that were over before.
+#[inline(always)]
 pub(super) fn complete(done: VisitedCompletion<'_, OpTag>, over: u64, deferred: &mut Deferred) {
     let outcome = done.outcome();
     settle(done.into_loan(), Fate::Over(outcome, over), deferred);
@@ -374,11 +375,11 @@ fn settle(mut loan: ReturnedLoan<'_, Lent<OpTag>>, end: Fate, deferred: &mut Def
     let Some(tag) = tag_mut(loan.get_mut()) else { return };
     match std::mem::replace(&mut tag.fate, end) {
         Fate::Pending(waker) => {
-            deferred.wake(waker);
             loan.settle();
+            deferred.wake(waker);
         }
-        Fate::Unwatched => loan.settle(),
-        _ => discard(loan, deferred),
+        Fate::Abandoned => discard(loan, deferred),
+        _ => loan.settle(),
     }
 }
 
@@ -601,7 +602,9 @@ impl<S: Locking> Inflight<S> {
                 return false;
             }
             let fate = tag_mut(loan.get_mut()).map(|tag| &mut tag.fate);
-            let Some(fate @ (Fate::Pending(_) | Fate::Unwatched)) = fate else { return false };
+            let Some(fate @ (Fate::Pending(_) | Fate::Unwatched | Fate::Sent(_))) = fate else {
+                return false;
+            };
             if matches!(fate, Fate::Pending(old) if old.will_wake(waker)) {
                 return true;
             }
@@ -619,16 +622,22 @@ impl<S: Locking> Inflight<S> {
         }
     }
 
+    /// The slots among which that of `wr_id` is; `None` in a forked child.
+    #[inline(always)]
+    pub(super) fn loans_here(&self, wr_id: u64) -> Option<&Loans<OpTag>> {
+        if self.is_here() { Some(self.loans(wr_id)) } else { None }
+    }
+
     /// The loan of a request that is over, if it is in its slot.
     #[inline(always)]
     pub(super) fn take_settled(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<OpTag>>> {
-        if self.is_here() { self.loans(wr_id).take_settled(wr_id) } else { None }
+        self.loans_here(wr_id)?.take_settled(wr_id)
     }
 
     /// Whether a request is over, and its end is in its slot.
     #[inline(always)]
     pub(super) fn is_settled(&self, wr_id: u64) -> bool {
-        self.is_here() && self.loans(wr_id).is_settled(wr_id)
+        self.loans(wr_id).is_settled(wr_id)
     }
 
     /// Says how far a request is. Unless it is pending, its slot is freed, or is left to the device.
@@ -811,6 +820,8 @@ impl<S: Locking> fmt::Debug for Inflight<S> {
 mod queue {
     use super::*;
     use crate::lending::loan_table::lender::Lender;
+    #[cfg(loom)]
+    use crate::lending::loan_table::{SentLoan, UNWATCHED};
     use crate::owned::lent;
 
     pub(super) struct Queue {
@@ -839,13 +850,16 @@ mod queue {
         /// Posts a request of a list.
         #[cfg(loom)]
         pub(super) fn post_unwatched(&mut self) -> Option<u64> {
-            self.post_as(Fate::Unwatched)
+            Some(self.post_as(Fate::Sent(WcOpcode::SEND))? & !UNWATCHED)
         }
 
+        /// Returns the `wr_id` of the completion.
         fn post_as(&mut self, fate: Fate) -> Option<u64> {
+            let is_unwatched = matches!(fate, Fate::Sent(_));
             let tag = OpTag { queue: self.key, fate };
             let mut batch = self.lender.begin();
             let Ok(slot) = batch.free_slot() else { return None };
+            let slot = if is_unwatched { slot.unwatched() } else { slot };
             let wr_id = slot.wr_id();
             slot.lend(lent(Memory::None, tag));
             batch.commit();
@@ -855,8 +869,10 @@ mod queue {
         /// Completes a send that succeeded, as the driver does, and wakes nobody yet.
         #[cfg(loom)]
         pub(super) fn complete_sent(inflight: &Inflight, wr_id: u64, deferred: &mut Deferred) {
-            let loan = inflight.loans(wr_id).take_back(wr_id).expect("it is in flight");
-            super::complete_sent(loan, WcOpcode::SEND, deferred);
+            match inflight.loans(wr_id).take_back_sent(wr_id).expect("it is in flight") {
+                SentLoan::Returned(loan) => super::complete_sent(loan, WcOpcode::SEND, deferred),
+                SentLoan::Settled => {}
+            }
         }
 
         /// The same for any request.

@@ -1,9 +1,9 @@
 //! Lists of requests that are posted together.
 
 use super::inflight::{Admission, Side, Ticket};
+use super::list::{Posted, Waiting};
 use super::locking::Locking;
 use super::op::{OpErrorKind, OpResult, Request, Transfer};
-use super::posted::Posted;
 use super::queue::Queue;
 use crate::first_panic::FirstPanic;
 use crate::owned::Lend;
@@ -54,11 +54,8 @@ use std::task::{Context, Poll, Waker};
 #[must_use = "requests are posted when the list is polled"]
 pub struct PostAll<L, S: Locking = Shared, R: Request = Transfer> {
     queue: Arc<Queue<S>>,
-    /// All requests. The memory of those that were posted or refused is not here any more.
-    requests: Vec<(R, Option<L>)>,
-    /// The number of the first one that was neither posted nor refused.
-    next: usize,
-    /// Its ticket, while it waits for room on this side.
+    waiting: Waiting<R, L>,
+    /// The ticket of the first of them, while it waits for room on this side.
     ticket: Option<Ticket>,
     side: Side,
     posted: Posted<L>,
@@ -74,14 +71,13 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         queue: Arc<Queue<S>>,
         requests: impl IntoIterator<Item = (R, L)>,
     ) -> PostAll<L, S, R> {
-        let requests = requests.into_iter().map(|(request, memory)| (request, Some(memory)));
-        let (requests, posted, ends) = (requests.collect(), Posted::default(), Vec::new());
-        PostAll { queue, requests, next: 0, ticket: None, side: Side::Send, posted, ends }
+        let (waiting, posted, ends) = (Waiting::new(requests), Posted::default(), Vec::new());
+        PostAll { queue, waiting, ticket: None, side: Side::Send, posted, ends }
     }
 
     /// How many requests are not posted yet.
     pub fn waiting(&self) -> usize {
-        self.requests.len() - self.next
+        self.waiting.len()
     }
 
     /// The end of the next request; `None` after the last one. If the future is dropped, no end is lost.
@@ -133,6 +129,25 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         }
     }
 
+    /// Takes the ends of the first requests that are over and in their slots.
+    #[inline(always)]
+    fn take_ends(&mut self) {
+        let PostAll { queue, posted, .. } = self;
+        // Here, so that its length is in a register.
+        let mut ends = std::mem::take(&mut self.ends);
+        while let Some(loans) = posted.first().and_then(|first| queue.inflight.loans_here(first)) {
+            let others = posted.pop_while(|wr_id| {
+                let Some(loan) = loans.take_settled(wr_id) else { return false };
+                queue.push_end(wr_id, loan, &mut ends);
+                true
+            });
+            if !others {
+                break;
+            }
+        }
+        self.ends = ends;
+    }
+
     /// The end of the first request. While it is pending, it wakes the task.
     #[cold]
     fn poll_first(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
@@ -152,7 +167,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     fn post(&mut self, waker: &Waker) {
         let mut may_move = true;
         let mut waits = false;
-        while let Some((request, _)) = self.requests.get(self.next) {
+        while let Some((request, _)) = self.waiting.first() {
             let side = request.kind().side();
             if side != self.side {
                 self.leave();
@@ -167,15 +182,13 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                 }
             }
             // First as a single request is: 32 writes take 201 instructions each, and what is left takes more.
-            let rest = self.requests.get_mut(self.next..).unwrap_or_default();
-            self.next += self.queue.try_post_list(side, rest, &mut self.posted);
-            let rest = self.requests.get_mut(self.next..).unwrap_or_default();
-            if rest.is_empty() {
+            if side == Side::Send {
+                self.queue.try_post_list(&mut self.waiting, &mut self.posted);
+            }
+            if self.waiting() == 0 {
                 break;
             }
-            let (done, ended) = self.queue.post_list(side, rest, &mut self.posted);
-            self.next += done;
-            match ended {
+            match self.queue.post_list(side, &mut self.waiting, &mut self.posted) {
                 Ok(()) => continue,
                 Err(PostError::Full) if waits => return,
                 Err(PostError::Full) => {
@@ -194,9 +207,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
 
     #[cold]
     fn refuse_next(&mut self, kind: OpErrorKind) {
-        if let Some((_, memory)) = self.requests.get_mut(self.next) {
-            self.posted.refuse(memory.take(), kind);
-            self.next += 1;
+        if let Some((_, memory)) = self.waiting.pop() {
+            self.posted.refuse(Some(memory), kind);
         }
     }
 
@@ -225,9 +237,7 @@ impl<L: Lend, S: Locking, R: Request> Future for PostAll<L, S, R> {
         let this = &mut *self;
         this.ends.reserve(this.posted.len() + this.waiting());
         loop {
-            while let Some(end) = this.take_first() {
-                this.ends.push(end);
-            }
+            this.take_ends();
             this.post(cx.waker());
             // Most end in their order: the last one wakes the task, once for all of them.
             if this.posted.last().is_some_and(|last| this.queue.inflight.watch(last, cx.waker())) {
@@ -246,6 +256,9 @@ impl<L: Lend, S: Locking, R: Request> Future for PostAll<L, S, R> {
 
 impl<L, S: Locking, R: Request> Drop for PostAll<L, S, R> {
     fn drop(&mut self) {
+        if self.ticket.is_none() && self.posted.len() == 0 {
+            return;
+        }
         // All of it calls wakers, or drops memory, of the program.
         let mut calls = FirstPanic::default();
         calls.catch(|| self.leave());
@@ -257,7 +270,7 @@ impl<L, S: Locking, R: Request> Drop for PostAll<L, S, R> {
 impl<L, S: Locking, R: Request> fmt::Debug for PostAll<L, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostAll")
-            .field("waiting", &(self.requests.len() - self.next))
+            .field("waiting", &self.waiting.len())
             .field("posted", &self.posted.len())
             .finish_non_exhaustive()
     }

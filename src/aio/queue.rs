@@ -2,16 +2,17 @@
 
 use super::driver::DriverHandle;
 use super::inflight::{Fate, Inflight, InflightKey, OpProgress, OpTag, Side, Ticket};
+use super::list::{Posted, Waiting};
 use super::locking::Locking;
-use super::posted::Posted;
 use super::op::{Finished, Kind, OpError, OpErrorKind, OpResult, Request, Transfer};
 use crate::first_panic::FirstPanic;
-use crate::lending::loan_table::{RECV, ReturnedLoan};
+use crate::lending::loan_table::{RECV, ReturnedLoan, WrIds};
 use crate::owned::{
-    AskedMemory, Buffer, BufferPool, Lend, Lent, Memory, NamedBytes, Outcome, OwnedQueuePair, OwnedRecvBatch,
-    OwnedSendBatch, OwnedSharedReceiveQueue, PushError, open_buffer,
+    AskedMemory, Buffer, BufferPool, Lend, Lent, Memory, NamedBytes, Outcome, OwnedQueuePair,
+    OwnedRecvBatch, OwnedSendBatch, OwnedSharedReceiveQueue, PushError, open_buffer,
 };
 use crate::sync::lock::AnyLock;
+use crate::wc::WcOpcode;
 use crate::wr::{PostError, RingError, SendWr};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -243,79 +244,80 @@ impl<S: Locking> Queue<S> {
     /// [`try_post`](Self::try_post), nothing that is out of line comes back.
     pub(super) fn try_post_list<L: Lend, R: Request>(
         &self,
-        side: Side,
-        requests: &mut [(R, Option<L>)],
+        waiting: &mut Waiting<R, L>,
         posted: &mut Posted<L>,
-    ) -> usize {
-        let (Posting::Qp(posting), Side::Send) = (&self.posting, side) else { return 0 };
-        let Some(mut qp) = posting.lock() else { return 0 };
-        let Ok(mut batch) = qp.send_batch() else { return 0 };
-        let mut count = 0;
-        for (request, memory) in requests {
-            let Some(lent) = memory.take_if(|memory| !memory.must_be_asked()) else { break };
-            let tag = self.unwatched();
-            let pushed = match request.kind() {
-                Kind::Transfer(Transfer::Write(to)) => {
-                    batch.try_push(SendWr::write(to, &[]), lent, tag)
-                }
-                Kind::Transfer(Transfer::Read(from)) => {
-                    batch.try_push(SendWr::read(from, &[]), lent, tag)
-                }
-                Kind::Transfer(Transfer::Send) => batch.try_push(SendWr::send(&[]), lent, tag),
-                Kind::Transfer(Transfer::Recv) | Kind::Any(_) => {
-                    *memory = Some(lent);
-                    break;
-                }
-            };
-            if let Err(refused) = pushed {
-                *memory = Some(refused.memory);
+    ) {
+        let Posting::Qp(posting) = &self.posting else { return };
+        let Some(requests) = waiting.untouched() else { return };
+        let Some(mut qp) = posting.lock_gated() else { return };
+        let Ok(mut batch) = qp.send_batch() else { return };
+        let mut left = None;
+        while let Some((request, memory)) = requests.next() {
+            if memory.must_be_asked() {
+                left = Some((request, memory));
                 break;
             }
-            posted.push(batch.last());
-            count += 1;
+            // Not a match: a table of jumps would take 4 instructions more.
+            let pushed = if let Kind::Transfer(Transfer::Write(to)) = request.kind() {
+                batch.try_push_unwatched(SendWr::write(to, &[]), memory, self.sent(WcOpcode::WRITE))
+            } else if let Kind::Transfer(Transfer::Send) = request.kind() {
+                batch.try_push_unwatched(SendWr::send(&[]), memory, self.sent(WcOpcode::SEND))
+            } else if let Kind::Transfer(Transfer::Read(from)) = request.kind() {
+                batch.try_push(SendWr::read(from, &[]), memory, self.unwatched())
+            } else {
+                left = Some((request, memory));
+                break;
+            };
+            if let Err(refused) = pushed {
+                left = Some((request, refused.memory));
+                break;
+            }
         }
-        if count == 0 {
-            return 0;
+        if !batch.is_empty() {
+            let wr_ids = batch.wr_ids();
+            let count = wr_ids.len();
+            let rung = S::ring(batch, self.driver.token());
+            drop(qp);
+            posted.append(wr_ids);
+            self.list_rung(rung, count, posted);
+            self.inflight.is_late(Side::Send);
         }
-        let rung = S::ring(batch, self.driver.token());
-        drop(qp);
-        self.list_rung(rung, count, posted);
-        self.inflight.is_late(side);
-        count
+        if let Some((request, memory)) = left {
+            waiting.put_back(request, memory);
+        }
     }
 
-    /// Posts requests of one side, with one doorbell, until one of the other side, and returns how many of the first are over
-    /// with: in `posted` each has the `wr_id` of its loan, or was refused. No task is woken for them unless it
-    /// [watches](Inflight::watch) them. An error if the next one was not posted.
+    /// Posts requests of one side, with one doorbell, until one of the other side. In `posted` each has the `wr_id` of its
+    /// loan, or was refused. No task is woken for them unless it [watches](Inflight::watch) them. An error if the next one was
+    /// not posted.
     pub(super) fn post_list<L: Lend, R: Request>(
         &self,
         side: Side,
-        requests: &mut [(R, Option<L>)],
+        waiting: &mut Waiting<R, L>,
         posted: &mut Posted<L>,
-    ) -> (usize, Result<(), PostError>) {
+    ) -> Result<(), PostError> {
         // Asked while no lock is held.
         let mut answers = VecDeque::new();
-        let named = |memory: &Option<L>| memory.as_ref().and_then(L::named);
-        if requests.iter().any(|(_, memory)| named(memory).is_some()) {
-            answers.extend(requests.iter().map(|(_, memory)| named(memory)));
+        if waiting.iter().any(|(_, memory)| memory.named().is_some()) {
+            answers.extend(waiting.iter().map(|(_, memory)| memory.named()));
         }
-        let mut list = List { side, requests, answers, posted, done: 0, lent: 0 };
+        let mut list = List { side, waiting, answers, posted, pushed: 0 };
         let ended = match (&self.posting, side) {
             (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Send) => {
                 self.post_sends(posting, &mut list)
             }
             (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Recv) => {
-                let Some(mut qp) = posting.lock() else { return (0, Err(PostError::Forked)) };
-                qp.recv_batch().and_then(|batch| self.post_recvs(batch, &mut list))
+                let mut qp = posting.lock().ok_or(PostError::Forked)?;
+                self.post_recvs(qp.recv_batch()?, &mut list)
             }
             (Posting::Srq(posting), Side::Recv) => {
-                let Some(mut srq) = posting.lock() else { return (0, Err(PostError::Forked)) };
-                srq.batch().and_then(|batch| self.post_recvs(batch, &mut list))
+                let mut srq = posting.lock().ok_or(PostError::Forked)?;
+                self.post_recvs(srq.batch()?, &mut list)
             }
             (Posting::Srq(_), Side::Send) => Err(PostError::Unsupported),
         };
         self.inflight.is_late(side);
-        (list.done, ended)
+        ended
     }
 
     /// Posts the sends of a list.
@@ -345,7 +347,7 @@ impl<S: Locking> Queue<S> {
         if !batch.is_empty() {
             let rung = S::ring(batch, self.driver.token());
             drop(qp);
-            self.list_rung(rung, list.lent, list.posted);
+            self.list_rung(rung, list.pushed, list.posted);
         }
         ended
     }
@@ -360,7 +362,7 @@ impl<S: Locking> Queue<S> {
             push_recv(&mut batch, memory, named, self.unwatched(), failed)?;
             Some(batch.last())
         });
-        self.list_rung(batch.ring().or_else(ok_if_queued), list.lent, list.posted);
+        self.list_rung(batch.ring().or_else(ok_if_queued), list.pushed, list.posted);
         ended
     }
 
@@ -426,18 +428,22 @@ impl<S: Locking> Queue<S> {
         most: usize,
         posted: &mut Posted<Buffer>,
     ) -> Result<(), PostError> {
-        let (mut ended, mut count) = (Ok(()), 0);
+        let (mut ended, mut count, mut run) = (Ok(()), 0, WrIds::default());
         while let Some(next) = buffer.take() {
             if let Err(refused) = batch.push_any(next, self.unwatched()) {
                 (*buffer, ended) = (Some(refused.memory), Err(refused.error));
                 break;
             }
-            posted.push(batch.last());
+            let one = WrIds::one(batch.last());
+            if !run.append(&one) {
+                posted.append(std::mem::replace(&mut run, one));
+            }
             count += 1;
             if count < most {
                 *buffer = pool.take().ok();
             }
         }
+        posted.append(run);
         self.list_rung(batch.ring().or_else(ok_if_queued), count, posted);
         ended
     }
@@ -450,18 +456,43 @@ impl<S: Locking> Queue<S> {
         wr_id: u64,
         loan: ReturnedLoan<'_, Lent<OpTag>>,
     ) -> Poll<OpResult<L>> {
-        // Looked at first, so that nothing is to be dropped afterwards: 20 instructions. Each arm ends in a call or in values
-        // that are in registers: results that meet in memory are copied once more, 24 instructions.
-        let Some(outcome) = self.inflight.sent_in(&loan) else {
-            return self.end_of_buffer(wr_id, loan);
-        };
-        match open_buffer(loan) {
-            Ok((buffer, _tag, slot)) => {
-                drop(slot);
-                Poll::Ready(end(Memory::Buffer(buffer), outcome))
-            }
+        // Each arm ends in a call or in values that are in registers: results that meet in memory are copied once more, 24
+        // instructions.
+        match self.take_sent(loan) {
+            Ok((memory, outcome)) => Poll::Ready(end(memory, outcome)),
             Err(loan) => self.end_of_buffer(wr_id, loan),
         }
+    }
+
+    /// As [`end_of_settled`](Self::end_of_settled), which it adds to `ends`.
+    #[inline(always)]
+    pub(super) fn push_end<L: Lend>(
+        &self,
+        wr_id: u64,
+        loan: ReturnedLoan<'_, Lent<OpTag>>,
+        ends: &mut Vec<OpResult<L>>,
+    ) {
+        match self.take_sent(loan) {
+            Ok((memory, outcome)) => ends.push(end(memory, outcome)),
+            Err(loan) => {
+                if let Poll::Ready(end) = self.end_of_buffer(wr_id, loan) {
+                    ends.push(end);
+                }
+            }
+        }
+    }
+
+    /// Memory and outcome of a send or a write of a buffer that succeeded; frees the slot.
+    #[inline(always)]
+    fn take_sent<'s>(
+        &self,
+        loan: ReturnedLoan<'s, Lent<OpTag>>,
+    ) -> Result<(Memory, Outcome), ReturnedLoan<'s, Lent<OpTag>>> {
+        // Looked at first, so that nothing is to be dropped afterwards: 20 instructions.
+        let Some(outcome) = self.inflight.sent_in(&loan) else { return Err(loan) };
+        let (buffer, _tag, slot) = open_buffer(loan)?;
+        drop(slot);
+        Ok((Memory::Buffer(buffer), outcome))
     }
 
     /// The same for any other request than a send or a write of a buffer that succeeded.
@@ -533,6 +564,12 @@ impl<S: Locking> Queue<S> {
     #[inline(always)]
     fn tag(&self, waker: Waker) -> OpTag {
         OpTag { queue: self.key, fate: Fate::Pending(waker) }
+    }
+
+    /// The tag of a send or a write of a list, which says how it ended once its slot is settled.
+    #[inline(always)]
+    fn sent(&self, opcode: WcOpcode) -> OpTag {
+        OpTag { queue: self.key, fate: Fate::Sent(opcode) }
     }
 
     #[inline(always)]
@@ -676,13 +713,11 @@ fn ok_if_queued(error: RingError) -> Result<(), RingError> {
 /// Requests that [`Queue::post_list`] posts.
 struct List<'l, R, L> {
     side: Side,
-    requests: &'l mut [(R, Option<L>)],
+    waiting: &'l mut Waiting<R, L>,
     /// Those of the memory of the requests, if any had to be asked.
     answers: VecDeque<Option<NamedBytes>>,
     posted: &'l mut Posted<L>,
-    /// How many of the requests were pushed or refused, and how many were pushed.
-    done: usize,
-    lent: usize,
+    pushed: usize,
 }
 
 impl<L: Lend, R: Request> List<'_, R, L> {
@@ -697,22 +732,29 @@ impl<L: Lend, R: Request> List<'_, R, L> {
             &mut Option<PostFailure>,
         ) -> Option<u64>,
     ) -> Result<(), PostError> {
-        for (request, memory) in self.requests.iter_mut() {
+        while let Some((request, memory)) = self.waiting.pop() {
             if request.kind().side() != self.side {
+                self.waiting.put_back(request, memory);
                 break;
             }
-            let (named, mut failed) = (self.answers.pop_front().flatten(), None);
-            if let Some(wr_id) = push(request.kind(), memory, named, &mut failed) {
+            let (mut memory, mut failed) = (Some(memory), None);
+            let named = self.answers.pop_front().flatten();
+            if let Some(wr_id) = push(request.kind(), &mut memory, named, &mut failed) {
                 self.posted.push(wr_id);
-                self.lent += 1;
-            } else {
-                let Some(PostFailure::Refused { error, .. }) = failed else { break };
-                if error == PostError::Full {
-                    return Err(error);
-                }
-                self.posted.refuse(memory.take(), OpErrorKind::Post(error));
+                self.pushed += 1;
+                continue;
             }
-            self.done += 1;
+            match (memory, failed) {
+                (Some(memory), Some(PostFailure::Refused { error: PostError::Full, .. })) => {
+                    self.waiting.put_back(request, memory);
+                    return Err(PostError::Full);
+                }
+                (memory, Some(PostFailure::Refused { error, .. })) => {
+                    self.posted.refuse(memory, OpErrorKind::Post(error));
+                }
+                // Only ringing fails otherwise.
+                _ => {}
+            }
         }
         Ok(())
     }

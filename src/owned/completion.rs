@@ -134,6 +134,9 @@ impl<'c, T> VisitedCompletion<'c, T> {
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
         match &self.end {
+            CompletionSource::InQueue(completion) if self.is_success() => {
+                Outcome::of_success(completion)
+            }
             CompletionSource::InQueue(completion) => Outcome::of(completion),
             CompletionSource::Copied(outcome) => *outcome,
         }
@@ -233,11 +236,19 @@ const _: () = assert!(size_of::<Outcome>() == 24);
 impl Outcome {
     #[inline(always)]
     pub(crate) fn of(completion: &Completion<'_>) -> Outcome {
-        let (status, opcode) = (completion.status(), completion.opcode());
-        let new = Outcome::new(status, opcode, completion.qpn());
-        if status != WcStatus::SUCCESS {
-            return Outcome { detail: completion.vendor_err(), ..new };
+        match completion.status() {
+            WcStatus::SUCCESS => Outcome::of_success(completion),
+            status => {
+                let new = Outcome::new(status, completion.opcode(), completion.qpn());
+                Outcome { detail: completion.vendor_err(), ..new }
+            }
         }
+    }
+
+    /// The outcome of a request that succeeded.
+    #[inline(always)]
+    fn of_success(completion: &Completion<'_>) -> Outcome {
+        let new = Outcome::new(WcStatus::SUCCESS, completion.opcode(), completion.qpn());
         let (detail, kind) = match (completion.imm(), completion.invalidated_rkey()) {
             (Some(imm), _) => (imm, IMM),
             (None, Some(rkey)) => (rkey.0, INVALIDATED),

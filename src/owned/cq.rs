@@ -11,7 +11,7 @@ use crate::cq::{
 };
 use crate::error::{Error, ErrorWith, Result};
 use crate::lending::compact_enum::Content;
-use crate::lending::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan};
+use crate::lending::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan, SentLoan};
 use crate::pd::{KernelPd, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use crate::srq::SharedReceiveQueue;
@@ -143,7 +143,7 @@ impl<T> Backlog<T> {
                 }
             }
         }
-        let Some(loan) = loans.and_then(|loans| loans.take_back(wr_id)) else {
+        let Some(loan) = loans.and_then(|loans| loans.take_back_either(wr_id)) else {
             self.unmatched += 1;
             return None;
         };
@@ -596,8 +596,10 @@ fn poll_in_place<T>(
                 let (wr_id, number) = (completion.wr_id(), completion.number());
                 let entry = qps.find(number).unwrap_or(missing);
                 if visit.wants_sent() {
-                    if let Some(loan) = entry.take_back_sent(wr_id) {
-                        visit.sent(loan, completion);
+                    if let Some(sent) = entry.take_back_sent(wr_id) {
+                        if let SentLoan::Returned(loan) = sent {
+                            visit.sent(loan, completion);
+                        }
                         left -= 1;
                         continue;
                     }

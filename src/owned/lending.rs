@@ -420,6 +420,12 @@ impl<T> BatchLender<'_, T> {
     pub(super) fn free_slot(&mut self) -> Result<FreeSlot<'_, Lent<T>>, PostError> {
         self.loans.free_slot().map_err(PostError::no_room)
     }
+
+    /// The slot behind that of the last request.
+    #[inline(always)]
+    pub(super) fn next_slot(&mut self) -> Result<FreeSlot<'_, Lent<T>>, PostError> {
+        self.loans.next_slot().map_err(PostError::no_room)
+    }
 }
 
 /// A free slot of the loan table, for a request; named by the sealed trait, and so by no program.

@@ -3,7 +3,7 @@
 use super::lending::{Lent, Loans};
 use crate::cq::NumberLease;
 use crate::lending::loan_table::lender::Lender;
-use crate::lending::loan_table::{RECV, ReturnedLoan, has_flags};
+use crate::lending::loan_table::{RECV, ReturnedLoan, SentLoan, has_flags};
 use crate::provider::Member;
 use crate::sync::lock::Lock;
 use crate::sync::ring_array::RingArray;
@@ -103,11 +103,11 @@ impl<T> QpEntry<T> {
         if wr_id & RECV == 0 { send } else { recv }
     }
 
-    /// Takes the loan `wr_id` of a send back; `None` if it is scoped, unsignaled or covers unsignaled ones, too.
+    /// The loan `wr_id` of a send that succeeded, as [`LoanTable::take_back_sent`].
     #[inline(always)]
-    pub(super) fn take_back_sent(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<T>>> {
+    pub(super) fn take_back_sent(&self, wr_id: u64) -> Option<SentLoan<'_, Lent<T>>> {
         let [send, _] = &self.loans;
-        if has_flags(wr_id) { None } else { send.take_back(wr_id) }
+        send.take_back_sent(wr_id)
     }
 
     /// Takes the loan `wr_id` back; `None` if it is scoped, unsignaled or covers unsignaled ones, too.

@@ -8,6 +8,7 @@ use super::qp_map::AdoptedQp;
 use crate::cq::PollError;
 use crate::first_panic::FirstPanic;
 use crate::lending::compact_enum::{CompactEnum, Content};
+use crate::lending::loan_table::WrIds;
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
@@ -291,22 +292,35 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         memory: L,
         tag: T,
     ) -> Result<(), PushError<L, T>> {
-        let OwnedSendBatch { lender, batch } = self;
-        if let Err(error) = check(lender, &wr, &memory) {
-            return Err(PushError { memory, tag, error });
-        }
-        let slot = match lender.free_slot() {
-            Ok(slot) => slot,
-            Err(error) => return Err(PushError { memory, tag, error }),
-        };
-        memory.lend_in_slot(RequestSlot(slot), tag, AppendSend { batch, wr: wr.signaled() })
+        self.push_as::<L, false, false>(wr, memory, tag)
     }
 
     /// As [`push`](Self::push), for a request that needs no further check. Of an error only memory and tag count: it may need
-    /// a check, or find no room. Nothing is out of line: where `push` and `ring` follow each other, the batch stays in
+    /// a check, or find no room next to the last one. Nothing is out of line: where `push` and `ring` follow each other, the batch stays in
     /// registers.
     #[inline(always)]
     pub(crate) fn try_push<L: Lend>(
+        &mut self,
+        wr: SendWr<'_>,
+        memory: L,
+        tag: T,
+    ) -> Result<(), PushError<L, T>> {
+        self.push_as::<L, true, false>(wr, memory, tag)
+    }
+
+    /// As [`try_push`](Self::try_push), for a send or a write whose success is settled in its slot, which nobody is told of.
+    #[inline(always)]
+    pub(crate) fn try_push_unwatched<L: Lend>(
+        &mut self,
+        wr: SendWr<'_>,
+        memory: L,
+        tag: T,
+    ) -> Result<(), PushError<L, T>> {
+        self.push_as::<L, true, true>(wr, memory, tag)
+    }
+
+    #[inline(always)]
+    fn push_as<L: Lend, const COMMON: bool, const UNWATCHED: bool>(
         &mut self,
         wr: SendWr<'_>,
         memory: L,
@@ -316,11 +330,11 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         if let Err(error) = check(lender, &wr, &memory) {
             return Err(PushError { memory, tag, error });
         }
-        let slot = match lender.free_slot() {
-            Ok(slot) => slot,
+        let slot = match if COMMON { lender.next_slot() } else { lender.free_slot() } {
+            Ok(slot) => RequestSlot(if UNWATCHED { slot.unwatched() } else { slot }),
             Err(error) => return Err(PushError { memory, tag, error }),
         };
-        memory.lend_in_slot(RequestSlot(slot), tag, AppendCommon { batch, wr: wr.signaled() })
+        memory.lend_in_slot(slot, tag, AppendSend::<_, COMMON> { batch, wr: wr.signaled() })
     }
 
     /// As [`push`](Self::push), for a request that raises no completion of its own if it succeeds: its memory
@@ -374,12 +388,12 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
                 return memory.lend_in_slot(
                     RequestSlot(slot),
                     tag,
-                    AppendSend { batch, wr: wr.signaled() },
+                    AppendSend::<_, false> { batch, wr: wr.signaled() },
                 );
             }
         };
         let (sge, wr) = (sge_of(&memory), SendWr { flags: wr.flags - SendFlags::SIGNALED, ..wr });
-        if let Err(error) = (AppendSend { batch, wr }).append(slot.wr_id(), sge) {
+        if let Err(error) = (AppendSend::<_, false> { batch, wr }).append(slot.wr_id(), sge) {
             return Err(PushError { memory, tag, error });
         }
         let (opcode, byte_len) = (opcode(&wr.op), returned_bytes(&wr.op, sge));
@@ -393,6 +407,12 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     #[inline(always)]
     pub(crate) fn only_wr_id(&self) -> u64 {
         self.lender.loans.only()
+    }
+
+    /// The `wr_id`s of the requests, all of which were [tried](Self::try_push) only.
+    #[inline(always)]
+    pub(crate) fn wr_ids(&self) -> WrIds {
+        self.lender.loans.wr_ids()
     }
 
     /// The `wr_id` of the last request that was pushed.
@@ -552,35 +572,20 @@ fn returned_bytes(op: &SendOp<'_>, sge: Option<Sge>) -> u32 {
     }
 }
 
-/// Appends a send.
-struct AppendSend<'b, 'q, 'w, S: Sharing> {
+/// Appends a send by the provider's common way, or unless `COMMON` after a full check.
+struct AppendSend<'b, 'q, 'w, S: Sharing, const COMMON: bool> {
     batch: &'b mut SendBatch<'q, S>,
     wr: SendWr<'w>,
 }
 
-impl<S: Sharing> Append for AppendSend<'_, '_, '_, S> {
+impl<S: Sharing, const COMMON: bool> Append for AppendSend<'_, '_, '_, S, COMMON> {
     #[inline(always)]
     fn append(self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
         let wr = self.wr.id(wr_id);
-        if self.batch.try_push_lent(&wr, memory) {
-            return Ok(());
-        }
-        append(self.batch, wr, memory)
-    }
-}
-
-/// Appends a send by the provider's common way, or fails with any error.
-struct AppendCommon<'b, 'q, 'w, S: Sharing> {
-    batch: &'b mut SendBatch<'q, S>,
-    wr: SendWr<'w>,
-}
-
-impl<S: Sharing> Append for AppendCommon<'_, '_, '_, S> {
-    #[inline(always)]
-    fn append(self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
-        match self.batch.try_push_lent(&self.wr.id(wr_id), memory) {
+        match self.batch.try_push_lent(&wr, memory) {
             true => Ok(()),
-            false => Err(PostError::Full),
+            false if COMMON => Err(PostError::Full),
+            false => append(self.batch, wr, memory),
         }
     }
 }

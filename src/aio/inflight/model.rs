@@ -2,6 +2,7 @@
 
 use super::queue::Queue;
 use super::*;
+use crate::lending::loan_table::UNWATCHED;
 use loom::sync::Notify;
 use loom::thread;
 use std::task::Wake;
@@ -192,7 +193,23 @@ fn a_list_that_watches_its_last_request_is_woken() {
             let progress = b.progress(wr_id, &waker);
             assert!(matches!(progress, OpProgress::Over(..)));
         };
-        at_once(move || complete(&a, wr_id), list);
+        at_once(move || complete(&a, wr_id | UNWATCHED), list);
+        assert!(queue.post(Waker::noop()).is_some());
+    });
+}
+
+/// A list finds in the slot that its request is over, or drops it before.
+#[test]
+fn a_list_that_waits_for_nothing_takes_its_end_or_leaves_it() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let wr_id = queue.post_unwatched().unwrap();
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        let list = move || match b.take_settled(wr_id) {
+            Some(loan) => assert!(b.end_of(loan.take()).is_some()),
+            None => b.abandon(wr_id),
+        };
+        at_once(move || complete(&a, wr_id | UNWATCHED), list);
         assert!(queue.post(Waker::noop()).is_some());
     });
 }

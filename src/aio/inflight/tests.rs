@@ -128,7 +128,11 @@ fn the_request_that_was_over_first_is_found() {
     assert!(!inflight.watch(wr_ids[0], &waker) && inflight.watch(wr_ids[1], &waker));
     assert_eq!(inflight.first_over(wr_ids.into_iter()), Some(wr_ids[2]));
     assert!(inflight.move_ends(Side::Send));
-    assert_eq!(inflight.first_over(wr_ids.into_iter()), Some(wr_ids[2]), "also of those that were moved");
+    assert_eq!(
+        inflight.first_over(wr_ids.into_iter()),
+        Some(wr_ids[2]),
+        "also of those that were moved"
+    );
     assert!(matches!(inflight.progress(wr_ids[2], &waker), OpProgress::Over(..)));
     let left = [wr_ids[0], wr_ids[1]];
     assert_eq!(inflight.first_over(left.into_iter()), Some(left[0]));

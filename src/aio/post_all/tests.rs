@@ -1,11 +1,23 @@
 //! Lists on the scripted kernel.
 
 use super::*;
+use crate::aio::OpError;
 use crate::owned::{Buffer, SharedBuffer};
 use crate::tests::futures::{Futures, Kind, cx, for_each_kind};
 
 use crate::uverbs::scripted::Role;
-use crate::{Remote, Rkey, SendWr, WcStatus};
+use crate::{Access, MemoryRegion, Remote, Rkey, SendWr, WcStatus};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Wake;
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 for_each_kind! {
     a_list_takes_one_doorbell_and_ends_in_its_order
@@ -15,6 +27,10 @@ for_each_kind! {
     a_list_of_a_broken_queue_pair_gives_all_memory_back
     a_list_that_is_dropped_leaves_posted_requests_to_the_queue
     sends_and_receives_of_one_list_are_posted_in_its_order
+    a_list_longer_than_the_queue_ends_in_its_order_on_mlx5
+    a_list_that_fails_gives_all_memory_back_on_mlx5
+    a_list_that_is_dropped_gives_its_memory_back_on_mlx5
+    a_task_that_polls_a_list_later_is_woken_on_mlx5
 }
 
 /// How many sends the queue pair holds.
@@ -169,4 +185,80 @@ fn sends_and_receives_of_one_list_are_posted_in_its_order<S: Kind>() {
         futures.complete(Role::Recv, WcStatus::SUCCESS);
     }
     assert!(poll(&mut list).is_ready());
+}
+
+/// A queue pair whose sends need no check, memory to write to, and so many writes of a byte each.
+fn on_mlx5<S: Kind>(writes: usize) -> (Futures<S>, MemoryRegion<u64>, Vec<(Transfer, Buffer)>) {
+    let futures = Futures::<S>::connected();
+    let region = futures.bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate(1).unwrap();
+    let to = Transfer::Write(region.remote(0).unwrap());
+    let writes = (0..writes).map(|n| (to, futures.pool.copy(&[n as u8]).unwrap())).collect();
+    (futures, region, writes)
+}
+
+/// Executes what is posted, and polls the driver.
+fn execute<S: Kind>(futures: &mut Futures<S>) {
+    futures.bench.script.settle();
+    assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+}
+
+fn a_list_longer_than_the_queue_ends_in_its_order_on_mlx5<S: Kind>() {
+    let (mut futures, region, writes) = on_mlx5::<S>(19);
+    let room = room(&futures);
+    let mut list = futures.qp.post_all(writes);
+    let mut seen = Vec::new();
+    while seen.len() < 19 {
+        while let Poll::Ready(Some(end)) = list.poll_next(&mut cx()) {
+            seen.push(end.unwrap().memory[0]);
+        }
+        assert!(futures.qp.in_flight() == room.min(19 - seen.len()), "{seen:?}");
+        execute(&mut futures);
+    }
+    assert_eq!(seen, (0..19).collect::<Vec<_>>());
+    assert_eq!((region.read_at(0), futures.pool.idle()), (Some(18), 64));
+}
+
+/// The second one names memory that the peer does not have.
+fn a_list_that_fails_gives_all_memory_back_on_mlx5<S: Kind>() {
+    let (mut futures, _region, mut writes) = on_mlx5::<S>(4);
+    writes[1].0 = Transfer::Write(Remote { addr: 0, rkey: Rkey(1) });
+    let mut list = futures.qp.post_all(writes);
+    assert!(poll(&mut list).is_pending());
+    execute(&mut futures);
+    let Poll::Ready(ends) = Pin::new(&mut list).poll(&mut cx()) else { panic!("all are over") };
+    // The queue pair is its own peer, which ends the connection: the first one may be flushed.
+    let has_failed = |error: &OpError<Buffer>| matches!(error.kind, OpErrorKind::Status(_));
+    assert!(ends[1..].iter().all(|end| end.as_ref().is_err_and(has_failed)), "{ends:?}");
+    assert!(ends[1..].iter().all(|end| end.as_ref().is_err_and(|error| error.memory.is_some())));
+    drop(ends);
+    assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, 64));
+}
+
+/// Before and after its requests are over, which need no driver to be over.
+fn a_list_that_is_dropped_gives_its_memory_back_on_mlx5<S: Kind>() {
+    for is_over in [false, true] {
+        let (mut futures, _region, writes) = on_mlx5::<S>(4);
+        let mut list = futures.qp.post_all(writes);
+        assert!(list.poll_next(&mut cx()).is_pending() && futures.qp.in_flight() == 4);
+        if is_over {
+            execute(&mut futures);
+            assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, 60), "for the list");
+        }
+        drop(list);
+        execute(&mut futures);
+        assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, 64), "{is_over}");
+    }
+}
+
+/// The list is polled by one task, and then by another one.
+fn a_task_that_polls_a_list_later_is_woken_on_mlx5<S: Kind>() {
+    let (mut futures, _region, writes) = on_mlx5::<S>(3);
+    let mut list = futures.qp.post_all(writes);
+    let count = Arc::<Count>::default();
+    let waker = Waker::from(count.clone());
+    assert!(Pin::new(&mut list).poll(&mut cx()).is_pending());
+    assert!(list.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    execute(&mut futures);
+    assert_eq!(count.0.load(Ordering::Relaxed), 1);
+    assert_eq!(poll(&mut list), Poll::Ready(vec![1, 1, 1]));
 }

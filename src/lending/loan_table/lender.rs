@@ -9,6 +9,7 @@
 //! receives that a queue pair had consumed when it was dropped.
 
 use super::{COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, NOT_LENT, SCOPED, STEP, UNSIGNALED};
+use super::{UNWATCHED, WrIds};
 use crate::lending::compact_enum::CompactEnum;
 use crate::sync::Ordering;
 use std::fmt;
@@ -164,6 +165,17 @@ impl<P> LoanBatch<'_, P> {
     /// A free slot; if there is none, how many slots the table has.
     #[inline(always)]
     pub(crate) fn free_slot(&mut self) -> Result<FreeSlot<'_, P>, usize> {
+        self.slot::<true>()
+    }
+
+    /// The same, and none if a slot had to be skipped between two loans of the batch.
+    #[inline(always)]
+    pub(crate) fn next_slot(&mut self) -> Result<FreeSlot<'_, P>, usize> {
+        self.slot::<false>()
+    }
+
+    #[inline(always)]
+    fn slot<const SKIPS: bool>(&mut self) -> Result<FreeSlot<'_, P>, usize> {
         let LoanBatch { lender, ahead } = self;
         let Lender { table, next } = &mut **lender;
         let table: &LoanTable<P> = table;
@@ -171,6 +183,9 @@ impl<P> LoanBatch<'_, P> {
         let mut slot = table.slot(wr_id);
         // Acquire pairs with the Release of `LoanSlot::release`.
         if slot.state.load(Ordering::Acquire) != FREE {
+            if !SKIPS && *ahead != 0 {
+                return Err(table.len());
+            }
             wr_id = next.skip(table, wr_id).ok_or_else(|| table.len())?;
             slot = table.slot(wr_id);
             if *ahead == 0 {
@@ -181,6 +196,13 @@ impl<P> LoanBatch<'_, P> {
             }
         }
         Ok(FreeSlot { table, slot, wr_id, next, ahead })
+    }
+
+    /// The `wr_id`s of the loans, if all slots are [next](Self::next_slot) to each other.
+    #[inline(always)]
+    pub(crate) fn wr_ids(&self) -> WrIds {
+        let first = self.lender.next.wr_id;
+        WrIds { first, end: first.wrapping_add(self.ahead) }
     }
 
     /// The number of loans if it is 0 or 1; otherwise at least 2, because slots that were skipped between loans
@@ -266,6 +288,12 @@ impl<'l, P> FreeSlot<'l, P> {
     /// The slot for a request of a [scope](SCOPED).
     pub(crate) fn scoped(self) -> Self {
         FreeSlot { wr_id: self.wr_id | SCOPED, ..self }
+    }
+
+    /// The slot for a send that [nobody waits for](UNWATCHED).
+    #[inline(always)]
+    pub(crate) fn unwatched(self) -> Self {
+        FreeSlot { wr_id: self.wr_id | UNWATCHED, ..self }
     }
 
     /// The slot for an [unsignaled](UNSIGNALED) request. `Err` if the request has to be signaled, which at
@@ -361,7 +389,7 @@ impl NextLoan {
         let slot = table.slot(wr_id);
         let state = slot.state.load(Ordering::Relaxed);
         // A small payload is neither scoped nor unsignaled.
-        debug_assert_eq!(state, wr_id, "not the last loan");
+        debug_assert_eq!(state & !UNWATCHED, wr_id, "not the last loan");
         let small = slot.payload.get().cast_const().cast();
         // SAFETY: `fill` wrote the payload, and nobody took it back: the request was not posted, so only its
         // writer knew the `wr_id`.

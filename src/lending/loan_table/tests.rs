@@ -39,6 +39,59 @@ fn a_forged_wr_id_takes_nothing_back() {
     assert_eq!(lender.table().take(wr_id), Some(1));
 }
 
+/// A send that nobody waits for succeeds, or fails, before or after somebody comes to wait for it.
+#[test]
+fn an_unwatched_loan_stays_in_its_slot_until_somebody_comes() {
+    let mut lender = Lender::new(1, 0);
+    let table = lender.table().clone();
+    let mut lend = |payload| {
+        let mut batch = lender.begin();
+        let slot = batch.next_slot().unwrap().unwatched();
+        let wr_id = slot.wr_id();
+        slot.lend(payload);
+        batch.commit();
+        (wr_id, wr_id & !UNWATCHED)
+    };
+    let (completed, wr_id) = lend(1);
+    assert!(matches!(table.take_back_sent(completed), Some(SentLoan::Settled)));
+    assert!(
+        table.take_back_sent(completed).is_none() && table.take_back_either(completed).is_none()
+    );
+    let Claim::Settled(loan) = table.claim(wr_id) else { panic!("it is not over") };
+    assert_eq!(loan.take(), 1);
+    let (completed, wr_id) = lend(2);
+    let Claim::Lent(held) = table.claim(wr_id) else { panic!("it is over") };
+    drop(held);
+    let Some(SentLoan::Returned(loan)) = table.take_back_sent(completed) else {
+        panic!("it was settled")
+    };
+    assert_eq!(loan.take(), 2);
+    let (completed, _) = lend(3);
+    assert_eq!(table.take_back_either(completed).map(ReturnedLoan::take), Some(3));
+    let (completed, wr_id) = lend(4);
+    drop(table.claim(wr_id));
+    assert_eq!(table.take_back_either(completed).map(ReturnedLoan::take), Some(4));
+    let (completed, wr_id) = lend(5);
+    assert!(table.take_back_sent(wr_id ^ STEP | UNWATCHED).is_none(), "a forged one");
+    assert!(table.take_back_sent(completed | RECV).is_none() && table.lent() == 1);
+    assert_eq!(table.take(completed), Some(5));
+}
+
+#[test]
+fn a_run_of_wr_ids_grows_shrinks_and_splits() {
+    let at = |n: u64| (n << FLAG_BITS).wrapping_sub(3 << FLAG_BITS);
+    let mut run = WrIds::default();
+    assert!((0..6).all(|n| run.append(&WrIds::one(at(n)))));
+    assert!(!run.append(&WrIds::one(at(7))) && !run.append(&WrIds::one(at(5))));
+    assert_eq!((run.first(), run.newest(), run.len()), (Some(at(0)), Some(at(5)), 6));
+    assert!(run.split_off(at(6)).is_none() && run.split_off(at(2) | RECV).is_none());
+    let mut behind = run.split_off(at(2)).unwrap();
+    assert_eq!(run.collect::<Vec<_>>(), [at(0), at(1)]);
+    assert!(behind.pop_last() && behind.len() == 2);
+    assert_eq!(behind.by_ref().collect::<Vec<_>>(), [at(3), at(4)]);
+    assert!(!behind.pop_last() && behind.is_empty() && behind.first().is_none());
+}
+
 /// The poller's short way takes back the loans that most requests are, and no other.
 #[test]
 fn the_short_way_finds_every_loan_without_flags_but_that_of_a_receive() {

@@ -1,0 +1,326 @@
+//! The requests of a list or an inbox, before and after they are posted.
+
+use super::inflight::Inflight;
+use super::locking::Locking;
+use super::op::{OpError, OpErrorKind};
+use crate::first_panic::FirstPanic;
+use crate::lending::loan_table::WrIds;
+use std::collections::VecDeque;
+use std::{iter, vec};
+
+/// Requests that are not posted.
+pub(super) struct Waiting<R, L> {
+    /// The first one, if it was taken and came back.
+    first: Option<(R, L)>,
+    rest: vec::IntoIter<(R, L)>,
+}
+
+impl<R, L> Waiting<R, L> {
+    pub(super) fn new(requests: impl IntoIterator<Item = (R, L)>) -> Self {
+        Waiting { first: None, rest: requests.into_iter().collect::<Vec<_>>().into_iter() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rest.len() + usize::from(self.first.is_some())
+    }
+
+    pub(super) fn first(&self) -> Option<&(R, L)> {
+        self.first.as_ref().or_else(|| self.rest.as_slice().first())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(R, L)> {
+        self.first.iter().chain(self.rest.as_slice())
+    }
+
+    pub(super) fn pop(&mut self) -> Option<(R, L)> {
+        self.first.take().or_else(|| self.rest.next())
+    }
+
+    /// All of them, to be taken; `None` if one came back.
+    #[inline(always)]
+    pub(super) fn untouched(&mut self) -> Option<&mut vec::IntoIter<(R, L)>> {
+        if self.first.is_none() { Some(&mut self.rest) } else { None }
+    }
+
+    /// Puts the one back that was taken last.
+    #[cold]
+    pub(super) fn put_back(&mut self, request: R, memory: L) {
+        self.first = Some((request, memory));
+    }
+}
+
+/// Requests whose ends were not returned, in the order in which they were posted or refused. Those of a batch follow each
+/// other in the loan table: 32 writes are one run of `wr_id`s.
+pub(super) struct Posted<L> {
+    /// The first ones; empty if there are none, or the first one was refused.
+    run: WrIds,
+    behind: VecDeque<Entry<L>>,
+    len: usize,
+}
+
+enum Entry<L> {
+    /// Never empty.
+    Posted(WrIds),
+    Refused(Box<OpError<L>>),
+}
+
+impl<L> Default for Posted<L> {
+    fn default() -> Self {
+        Posted { run: WrIds::default(), behind: VecDeque::new(), len: 0 }
+    }
+}
+
+impl<L> Posted<L> {
+    /// How many requests there are.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends a request that was posted.
+    pub(super) fn push(&mut self, wr_id: u64) {
+        self.append(WrIds::one(wr_id));
+    }
+
+    /// Appends requests that were posted.
+    pub(super) fn append(&mut self, more: WrIds) {
+        if more.is_empty() {
+            return;
+        }
+        self.len += more.len();
+        let merged = match self.behind.back_mut() {
+            None => self.run.append(&more),
+            Some(Entry::Posted(run)) => run.append(&more),
+            Some(Entry::Refused(_)) => false,
+        };
+        if !merged {
+            self.behind.push_back(Entry::Posted(more));
+        }
+    }
+
+    /// Appends a request that was refused.
+    #[cold]
+    pub(super) fn refuse(&mut self, memory: Option<L>, kind: OpErrorKind) {
+        self.len += 1;
+        self.behind.push_back(Entry::Refused(Box::new(OpError { memory, kind })));
+    }
+
+    /// The last `lost` requests that were posted are not executed, and their memory is gone.
+    #[cold]
+    pub(super) fn lose(&mut self, mut lost: usize, kind: OpErrorKind) {
+        let mut refused = VecDeque::new();
+        self.change(|entries| {
+            while lost > 0 {
+                match entries.pop_back() {
+                    Some(Entry::Posted(mut run)) => {
+                        while lost > 0 && run.pop_last() {
+                            let error = OpError { memory: None, kind };
+                            refused.push_front(Entry::Refused(Box::new(error)));
+                            lost -= 1;
+                        }
+                        if !run.is_empty() {
+                            entries.push_back(Entry::Posted(run));
+                        }
+                    }
+                    Some(other) => refused.push_front(other),
+                    None => break,
+                }
+            }
+            entries.append(&mut refused);
+        });
+    }
+
+    /// The loan of the first request; `None` if it was refused, or there is none.
+    #[inline(always)]
+    pub(super) fn first(&self) -> Option<u64> {
+        self.run.first()
+    }
+
+    /// The loan of the last request; `None` if it was refused, or there is none.
+    pub(super) fn last(&self) -> Option<u64> {
+        match self.behind.back() {
+            None => self.run.newest(),
+            Some(Entry::Posted(run)) => run.newest(),
+            Some(Entry::Refused(_)) => None,
+        }
+    }
+
+    /// Removes the first request, which was posted.
+    #[inline(always)]
+    pub(super) fn pop_first(&mut self) {
+        self.len -= usize::from(self.run.next().is_some());
+        if self.run.is_empty() {
+            self.next_run();
+        }
+    }
+
+    /// Removes the first requests, of one run, for which `is_over` says so. Returns whether the next one is of another run.
+    #[inline(always)]
+    pub(super) fn pop_while(&mut self, mut is_over: impl FnMut(u64) -> bool) -> bool {
+        let mut run = self.run.clone();
+        while run.first().is_some_and(&mut is_over) {
+            run.next();
+        }
+        self.len -= self.run.len() - run.len();
+        self.run = run;
+        self.run.is_empty() && self.next_run()
+    }
+
+    /// The first run has ended. Returns whether there is another one.
+    fn next_run(&mut self) -> bool {
+        if let Some(Entry::Posted(_)) = self.behind.front() {
+            if let Some(Entry::Posted(run)) = self.behind.pop_front() {
+                self.run = run;
+            }
+        }
+        !self.run.is_empty()
+    }
+
+    /// Changes the list as a whole.
+    fn change<V>(&mut self, act: impl FnOnce(&mut VecDeque<Entry<L>>) -> V) -> V {
+        let first = std::mem::take(&mut self.run);
+        if !first.is_empty() {
+            self.behind.push_front(Entry::Posted(first));
+        }
+        let value = act(&mut self.behind);
+        self.next_run();
+        value
+    }
+
+    /// Removes a request that was posted, wherever it is.
+    pub(super) fn remove(&mut self, wr_id: u64) {
+        if self.first() == Some(wr_id) {
+            return self.pop_first();
+        }
+        self.len -= usize::from(self.change(|entries| {
+            for at in 0..entries.len() {
+                let Some(Entry::Posted(before)) = entries.get_mut(at) else { continue };
+                let Some(behind) = before.split_off(wr_id) else { continue };
+                if before.is_empty() {
+                    entries.remove(at);
+                    if !behind.is_empty() {
+                        entries.insert(at, Entry::Posted(behind));
+                    }
+                } else if !behind.is_empty() {
+                    entries.insert(at + 1, Entry::Posted(behind));
+                }
+                return true;
+            }
+            false
+        }));
+    }
+
+    /// Removes the first request, if it was refused.
+    pub(super) fn pop_refused(&mut self) -> Option<OpError<L>> {
+        if self.run.is_empty() { self.take_refused() } else { None }
+    }
+
+    /// Removes the first request that was refused.
+    #[cold]
+    pub(super) fn take_refused(&mut self) -> Option<OpError<L>> {
+        let at = self.behind.iter().position(|entry| matches!(entry, Entry::Refused(_)))?;
+        let Some(Entry::Refused(refused)) = self.behind.remove(at) else { return None };
+        self.len -= 1;
+        if self.run.is_empty() {
+            self.next_run();
+        }
+        Some(*refused)
+    }
+
+    /// The loans of the requests that were posted.
+    pub(super) fn wr_ids(&self) -> impl Iterator<Item = u64> + Clone + '_ {
+        let behind = self.behind.iter().filter_map(|entry| match entry {
+            Entry::Posted(run) => Some(run),
+            Entry::Refused(_) => None,
+        });
+        iter::once(&self.run).chain(behind).flat_map(WrIds::clone)
+    }
+
+    /// Nobody waits for the requests any more. Wakers and memory of the program are dropped here, and their panics kept.
+    pub(super) fn give_up<S: Locking>(&mut self, inflight: &Inflight<S>, calls: &mut FirstPanic) {
+        self.len = 0;
+        let first = std::mem::take(&mut self.run);
+        for entry in iter::once(Entry::Posted(first)).chain(self.behind.drain(..)) {
+            match entry {
+                Entry::Posted(run) => {
+                    run.for_each(|wr_id| calls.catch(|| inflight.abandon(wr_id)));
+                }
+                Entry::Refused(refused) => calls.catch(|| drop(refused)),
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::wr::PostError;
+
+    const KIND: OpErrorKind = OpErrorKind::Post(PostError::Forked);
+
+    /// The `wr_id`s of a table, by place.
+    fn at(n: u64) -> u64 {
+        n << 6
+    }
+
+    fn places(posted: &Posted<u8>) -> Vec<u64> {
+        posted.wr_ids().map(|wr_id| wr_id >> 6).collect()
+    }
+
+    #[test]
+    fn requests_leave_a_list_from_anywhere() {
+        let mut posted = Posted::<u8>::default();
+        [0, 1, 2, 5, 6].into_iter().for_each(|n| posted.push(at(n)));
+        posted.refuse(Some(7), KIND);
+        (8..11).for_each(|n| posted.push(at(n)));
+        assert_eq!((posted.len(), posted.first(), posted.last()), (9, Some(at(0)), Some(at(10))));
+        for (wr_id, left) in [
+            (1, &[0, 2, 5, 6, 8, 9, 10][..]),
+            (0, &[2, 5, 6, 8, 9, 10]),
+            (10, &[2, 5, 6, 8, 9]),
+            (5, &[2, 6, 8, 9]),
+            (77, &[2, 6, 8, 9]),
+        ] {
+            posted.remove(at(wr_id));
+            assert_eq!((places(&posted), posted.len()), (left.to_vec(), left.len() + 1));
+        }
+        assert!(posted.pop_refused().is_none(), "it is not the first");
+        assert!(posted.pop_while(|wr_id| wr_id == at(2)), "another run comes next");
+        assert!(
+            !posted.pop_while(|_| true) && posted.first().is_none(),
+            "a refused one comes next"
+        );
+        assert_eq!(posted.pop_refused().and_then(|refused| refused.memory), Some(7));
+        assert!(!posted.pop_while(|wr_id| wr_id == at(8)));
+        assert_eq!((places(&posted), posted.len()), (vec![9], 1));
+        posted.pop_first();
+        assert!(posted.len() == 0 && posted.first().is_none() && posted.last().is_none());
+    }
+
+    #[test]
+    fn requests_that_are_lost_keep_their_places() {
+        let mut posted = Posted::<u8>::default();
+        (0..3).for_each(|n| posted.push(at(n)));
+        posted.refuse(Some(1), KIND);
+        (4..6).for_each(|n| posted.push(at(n)));
+        posted.lose(3, KIND);
+        assert_eq!((places(&posted), posted.len(), posted.last()), (vec![0, 1], 6, None));
+        assert!(posted.pop_while(|_| true) == false);
+        let memory: Vec<_> =
+            iter::from_fn(|| posted.pop_refused()).map(|refused| refused.memory).collect();
+        assert_eq!(memory, [None, Some(1), None, None]);
+    }
+
+    #[test]
+    fn a_request_that_comes_back_is_the_first_again() {
+        let mut waiting = Waiting::new([(1, 'a'), (2, 'b')]);
+        let (request, memory) = waiting.pop().unwrap();
+        waiting.put_back(request, memory);
+        assert!(waiting.untouched().is_none() && waiting.first() == Some(&(1, 'a')));
+        assert_eq!((waiting.len(), waiting.iter().count()), (2, 2));
+        assert_eq!(
+            [waiting.pop(), waiting.pop(), waiting.pop()],
+            [Some((1, 'a')), Some((2, 'b')), None]
+        );
+        assert!(waiting.untouched().is_some());
+    }
+}
