@@ -56,6 +56,7 @@
 #![deny(unsafe_code)]
 
 pub mod cm;
+mod cq;
 mod deferred;
 mod driver;
 mod inbox;
@@ -72,11 +73,14 @@ mod srq;
 mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod worker;
 
-pub use driver::{AsyncCompletionQueue, Driver, Readiness, Worker};
+pub use cq::AsyncCompletionQueue;
+pub use driver::{Driver, Readiness};
 pub use inbox::{Inbox, Message};
 pub use locking::Locking;
 pub use op::{AtomicOp, Finished, Op, OpError, OpErrorKind, Request, Transfer};
 pub use post_all::PostAll;
 pub use qp::AsyncQueuePair;
 pub use srq::AsyncSharedReceiveQueue;
+pub use worker::Worker;

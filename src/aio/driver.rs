@@ -1,37 +1,27 @@
 //! The driver, which polls a completion queue and wakes the futures of its requests.
 
 use super::deferred::Deferred;
-use super::inflight::{Inflight, InflightKey, InflightTable, OpTag, complete, complete_sent};
+use super::inflight::{InflightKey, InflightTable, OpTag, complete, complete_sent};
 use super::locking::Locking;
 use super::poll_loop::{DriverIo, PollLoop};
-use super::qp::AsyncQueuePair;
-use super::srq::AsyncSharedReceiveQueue;
 use crate::channel::CompletionChannel;
 use crate::completion::Completion;
-use crate::cq::{self, CompletionQueue, CqBuilder, CqControl, CqRef, Notify, PollError};
-use crate::error::{Error, ErrorWith, Result};
+use crate::cq::{CompletionQueue, CqControl, Notify, PollError};
+use crate::error::{Error, Result};
 use crate::first_panic::FirstPanic;
 use crate::lending::loan_table::ReturnedLoan;
-use crate::lending::loan_table::lender::Lender;
-use crate::owned::{
-    Lent, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, Visit, VisitedCompletion,
-};
-use crate::pd::{Exclusive, ProtectionDomain, Shared};
-use crate::qp::QueuePair;
-use crate::srq::SharedReceiveQueue;
+use crate::owned::{Lent, OwnedCompletionQueue, OwnedQueuePair, Visit, VisitedCompletion};
+use crate::pd::Shared;
 use crate::sync::lock::{AnyLock, Lock};
-use crate::td::ThreadDomain;
 use crate::wc::WcOpcode;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
-
-const VERB: &str = "adopt";
 
 /// Completions that are handled before other tasks run.
 const POLL_BATCH: usize = 256;
@@ -39,7 +29,7 @@ const POLL_BATCH: usize = 256;
 /// Tells a [`Driver`] when its completion channel is readable or in error.
 ///
 /// Implement it to run a driver in another event loop than tokio's. Register the file that
-/// [`AsyncCompletionQueue::as_fd`] names for reading, edge-triggered or not. When the device goes away, the file
+/// [`AsyncCompletionQueue::as_fd`](super::AsyncCompletionQueue) names for reading, edge-triggered or not. When the device goes away, the file
 /// is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count, or the futures
 /// wait for ever.
 ///
@@ -114,18 +104,18 @@ pub trait Readiness {
 
 /// A completion queue, as its driver and its queue pairs share it.
 pub(super) struct CqShared<S: Locking> {
-    polled: S::Lock<Polled<S>>,
-    control: CqControl,
-    channel: CompletionChannel,
+    pub(super) polled: S::Lock<Polled<S>>,
+    pub(super) control: CqControl,
+    pub(super) channel: CompletionChannel,
     /// Rings the queue pairs.
-    token: S::Token,
+    pub(super) token: S::Token,
 }
 
 /// The completion queue that the driver polls, and the futures that it finds.
 pub(super) struct Polled<S: Locking> {
-    cq: OwnedCompletionQueue<OpTag>,
+    pub(super) cq: OwnedCompletionQueue<OpTag>,
     /// `None` when the driver has ended.
-    queues: Option<InflightTable<S>>,
+    pub(super) queues: Option<InflightTable<S>>,
     /// How many requests were over so far, but for sends and writes that succeeded.
     over: u64,
 }
@@ -219,7 +209,7 @@ impl<S: Locking, const WAITS: bool> Visit<OpTag> for Visitor<'_, S, WAITS> {
 
 impl<S: Locking> Polled<S> {
     /// The completion queue, and the table of queues whose futures fail when the driver ends; an error if it has.
-    fn running(
+    pub(super) fn running(
         &mut self,
         verb: &'static str,
     ) -> Result<(&mut OwnedCompletionQueue<OpTag>, &mut InflightTable<S>)> {
@@ -235,7 +225,13 @@ impl<S: Locking> Polled<S> {
 type PolledGuard<'l, S> = <<S as Locking>::Lock<Polled<S>> as AnyLock<Polled<S>>>::Guard<'l>;
 
 impl<S: Locking> CqShared<S> {
-    fn polled(&self, verb: &'static str) -> Result<PolledGuard<'_, S>> {
+    pub(super) fn new(cq: CompletionQueue, channel: CompletionChannel, token: S::Token) -> Self {
+        let control = cq.control();
+        let (cq, queues) = (OwnedCompletionQueue::new(cq), Some(InflightTable::default()));
+        CqShared { polled: S::Lock::new(Polled { cq, queues, over: 0 }), control, channel, token }
+    }
+
+    pub(super) fn polled(&self, verb: &'static str) -> Result<PolledGuard<'_, S>> {
         self.polled.lock().ok_or_else(|| Error::forked(verb))
     }
 
@@ -260,7 +256,7 @@ type DriverWaker = Arc<Lock<Option<Arc<Waker>>>>;
 
 /// Keeps the driver running: it ends when the last handle is dropped.
 pub(super) struct DriverHandle<S: Locking> {
-    shared: Arc<CqShared<S>>,
+    pub(super) shared: Arc<CqShared<S>>,
     waker: DriverWaker,
 }
 
@@ -311,26 +307,6 @@ impl<S: Locking> Drop for DriverHandle<S> {
     }
 }
 
-/// A completion queue whose requests are futures. Clones are handles of the same queue, and move between
-/// threads.
-///
-/// [`CqBuilder::build_async`] makes it with a [`Driver`], which is to be spawned on an event loop; with tokio,
-/// `CqBuilder::spawn` does both. See [`aio`](super#) for an example. Queue pairs are built with it.
-/// [Adopt](Self::adopt) each of them: the completions of one that is not adopted are not counted on, and the
-/// queue may overflow.
-///
-/// The queue of a [`Worker`] is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
-/// queue pairs and futures, none of which takes a mutex.
-pub struct AsyncCompletionQueue<S: Locking = Shared> {
-    driver: Arc<DriverHandle<S>>,
-}
-
-impl<S: Locking> Clone for AsyncCompletionQueue<S> {
-    fn clone(&self) -> Self {
-        AsyncCompletionQueue { driver: self.driver.clone() }
-    }
-}
-
 /// Polls a completion queue, and wakes the futures of the requests that are over. It is a future itself,
 /// which ends when the last handle of the queue is dropped, or with an error.
 ///
@@ -351,334 +327,18 @@ pub struct Driver<W, S: Locking = Shared> {
     deferred: Deferred,
 }
 
-impl CqBuilder {
-    /// Creates the queue as one whose requests are futures, and its driver. The queue gets a completion channel
-    /// of its own, in place of one that the builder was given. `readiness` gets the channel's file, and registers
-    /// it with the event loop.
-    ///
-    /// ```no_run
-    /// # fn f(context: &uverbs::Context, domain: &uverbs::ParentDomain) -> uverbs::Result<()> {
-    /// # #[cfg(feature = "tokio")] {
-    /// use uverbs::aio::tokio::Registered;
-    /// let builder = context.cq_builder(1024).vector(3).cqe_size(128).parent_domain(domain);
-    /// let (cq, driver) = builder.build_async(Registered::new)?;
-    /// // An event for 16 completions, or 20 microseconds after the first.
-    /// cq.control().moderate(16, 20)?;
-    /// # drop(driver); }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those of [`build`](Self::build) and [`create_comp_channel`](crate::Context::create_comp_channel), and
-    /// what `readiness` returns.
-    pub fn build_async<W: Readiness>(
-        self,
-        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(AsyncCompletionQueue, Driver<W>)> {
-        let (cq, channel) = self.build_with_channel()?;
-        AsyncCompletionQueue::start(cq, channel, (), readiness)
-    }
-
-    /// Creates the queue for one thread, with a completion channel of its own, and joins it with the token of the
-    /// thread domain `td`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`build`](Self::build) and [`create_comp_channel`](crate::Context::create_comp_channel). The token
-    /// comes back with the error.
-    pub fn build_worker(
-        self,
-        td: ThreadDomain,
-    ) -> std::result::Result<Worker, ErrorWith<ThreadDomain>> {
-        match self.build_with_channel() {
-            Ok((cq, channel)) => Ok(Worker { cq, channel, td }),
-            Err(error) => Err(error.with(td)),
-        }
-    }
-
-    fn build_with_channel(self) -> Result<(CompletionQueue, CompletionChannel)> {
-        let channel = self.context().create_comp_channel()?;
-        Ok((self.channel(&channel).build()?, channel))
-    }
-}
-
-impl<S: Locking> AsyncCompletionQueue<S> {
-    /// How many queues have futures that this queue's driver completes.
-    #[cfg(test)]
-    pub(crate) fn registered(&self) -> usize {
-        let polled = self.driver.shared.polled.lock().expect("no fork");
-        polled.queues.iter().flat_map(InflightTable::iter).count()
-    }
-
-    fn start<W: Readiness>(
-        cq: CompletionQueue,
-        channel: CompletionChannel,
-        token: S::Token,
-        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(AsyncCompletionQueue<S>, Driver<W, S>)> {
-        let readiness = readiness(channel.as_fd())?;
-        let control = cq.control();
-        let (cq, queues) = (OwnedCompletionQueue::new(cq), Some(InflightTable::default()));
-        let polled = S::Lock::new(Polled { cq, queues, over: 0 });
-        let shared = Arc::new(CqShared { polled, control, channel, token });
-        let waker = DriverWaker::default();
+impl<W, S: Locking> Driver<W, S> {
+    /// A driver, and the handle that keeps it running.
+    pub(super) fn new(shared: CqShared<S>, readiness: W) -> (Arc<DriverHandle<S>>, Self) {
+        let (shared, waker) = (Arc::new(shared), DriverWaker::default());
         let handle = Arc::new(DriverHandle { shared: shared.clone(), waker: waker.clone() });
         let (poll_loop, deferred) = (PollLoop::default(), Deferred::with_capacity(POLL_BATCH));
-        let (weak, known_waker) = (Arc::downgrade(&handle), None);
-        let driver =
-            Driver { shared, driver: weak, waker, known_waker, readiness, poll_loop, deferred };
-        Ok((AsyncCompletionQueue { driver: handle }, driver))
+        let (driver, known_waker) = (Arc::downgrade(&handle), None);
+        (handle, Driver { shared, driver, waker, known_waker, readiness, poll_loop, deferred })
     }
 
-    /// The completion queue's handle in the kernel, to [moderate](CqControl::moderate) its events with.
-    pub fn control(&self) -> &CqControl {
-        &self.driver.shared.control
-    }
-
-    /// Takes over a queue pair that was created with this completion queue for its sends and its receives, or with
-    /// that of a [`Worker`] before the worker moved to its thread.
-    ///
-    /// ```no_run
-    /// # fn f(cq: &uverbs::aio::AsyncCompletionQueue, pd: &uverbs::ProtectionDomain)
-    /// # -> uverbs::Result<()> {
-    /// use uverbs::QpType;
-    /// let qp = pd.qp_builder(cq, cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
-    /// let qp = cq.adopt(qp)?;
-    /// # drop(qp); Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those of [`OwnedCompletionQueue::adopt`]; `EINVAL` for a queue pair under another thread domain; `EPIPE`
-    /// if the driver has ended. The queue pair comes back with the error.
-    pub fn adopt(
-        &self,
-        qp: QueuePair<S>,
-    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
-        self.take_over(qp, None)
-    }
-
-    /// As [`adopt`](Self::adopt), for a queue pair that takes its receives from `srq`, which is of the same
-    /// completion queue.
-    ///
-    /// ```no_run
-    /// # fn f(cq: &uverbs::aio::AsyncCompletionQueue, pd: &uverbs::ProtectionDomain)
-    /// # -> uverbs::Result<()> {
-    /// use uverbs::QpType;
-    /// let srq = cq.adopt_srq(pd.srq_builder(64).build()?)?;
-    /// let qp = cq.adopt_on(pd.qp_builder(cq, cq, QpType::RC).srq(&srq).build()?, &srq)?;
-    /// # drop(qp); Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`adopt`](Self::adopt), and `EINVAL` for a shared receive queue of another completion queue, or if the
-    /// queue pair takes its receives elsewhere.
-    pub fn adopt_on(
-        &self,
-        qp: QueuePair<S>,
-        srq: &AsyncSharedReceiveQueue<S>,
-    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
-        // The tag of a receive names its future among those of one completion queue.
-        if !srq.is_of(&self.driver) {
-            let detail = "the shared receive queue is of another completion queue";
-            return Err(Error::invalid(VERB, detail).with(qp));
-        }
-        self.take_over(qp, Some(srq))
-    }
-
-    fn take_over(
-        &self,
-        qp: QueuePair<S>,
-        srq: Option<&AsyncSharedReceiveQueue<S>>,
-    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
-        let shared = &self.driver.shared;
-        let pd = qp.qp.pd().cloned().map(ProtectionDomain::of);
-        if !pd.is_some_and(|pd| S::rings(&shared.token, &pd)) {
-            let detail = format!(
-                "queue pair {} is not under the thread domain of this completion queue",
-                qp.qpn()
-            );
-            return Err(Error::invalid(VERB, detail).with(qp));
-        }
-        let mut polled = match shared.polled(VERB) {
-            Ok(polled) => polled,
-            Err(error) => return Err(error.with(qp)),
-        };
-        let (cq, queues) = match polled.running(VERB) {
-            Ok(running) => running,
-            Err(error) => return Err(error.with(qp)),
-        };
-        let qp = match srq.map(|srq| srq.owned(VERB)).transpose() {
-            Ok(None) => cq.adopt(qp)?,
-            Ok(Some(srq)) => cq.adopt_on(qp, &srq)?,
-            Err(error) => return Err(error.with(qp)),
-        };
-        let inflight = Inflight::new(Some(&qp), qp.loans(), queues.waiting());
-        let key = queues.insert(inflight.clone());
-        drop(polled);
-        Ok(AsyncQueuePair::new(qp, inflight, key, self.driver.clone()))
-    }
-
-    /// Takes over a shared receive queue, whose queue pairs complete here.
-    ///
-    /// A queue of an XRC domain was created with this completion queue. It has no queue pairs: messages to any
-    /// [target](crate::XrcTarget) of the domain whose sender names the queue's
-    /// [number](AsyncSharedReceiveQueue::number) complete its receives.
-    ///
-    /// ```no_run
-    /// # use uverbs::aio::AsyncCompletionQueue;
-    /// # use uverbs::owned::BufferPool;
-    /// # use uverbs::{ProtectionDomain, XrcDomain};
-    /// # async fn f(cq: &AsyncCompletionQueue, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
-    /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// let srq = cq.adopt_srq(pd.srq_builder(64).xrc(xrcd, cq).build()?)?;
-    /// let target = xrcd.create_target()?;
-    /// // … `target.endpoint`, `target.handshake`, and the number goes to the senders …
-    /// println!("send to {:?}", srq.number());
-    /// let message = srq.inbox(pool, 16).next().await?;
-    /// # let _ = (target, message); Ok(()) }
-    /// ```
-    ///
-    /// The sending side is a queue pair of type [`XRC_INI`](crate::QpType::XRC_INI), whose requests name the queue
-    /// by [`to_srq`](crate::SendWr::to_srq).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`OwnedSharedReceiveQueue::new`], or of [`OwnedCompletionQueue::adopt_srq`] for a queue of an XRC
-    /// domain; `EPIPE` if the driver has ended. The shared receive queue comes back with the error.
-    pub fn adopt_srq(
-        &self,
-        srq: SharedReceiveQueue,
-    ) -> std::result::Result<AsyncSharedReceiveQueue<S>, ErrorWith<SharedReceiveQueue>> {
-        const VERB: &str = "adopt_srq";
-        let mut polled = match self.driver.shared.polled(VERB) {
-            Ok(polled) => polled,
-            Err(error) => return Err(error.with(srq)),
-        };
-        let (cq, queues) = match polled.running(VERB) {
-            Ok(running) => running,
-            Err(error) => return Err(error.with(srq)),
-        };
-        let srq = match srq.inner.is_xrc() {
-            true => cq.adopt_srq(srq)?,
-            false => OwnedSharedReceiveQueue::new(srq)?,
-        };
-        let no_sends = Lender::new(0, 0).table().clone();
-        let inflight = Inflight::new(None, [no_sends, srq.loans().clone()], queues.waiting());
-        let key = queues.insert(inflight.clone());
-        drop(polled);
-        Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
-    }
-
-    /// How many completions belonged to no request; see [`OwnedCompletionQueue::unmatched`]. 0 in a forked
-    /// child.
-    pub fn unmatched(&self) -> u64 {
-        self.driver.shared.polled.lock().map_or(0, |polled| polled.cq.unmatched())
-    }
-}
-
-impl<S: Locking> CqRef for AsyncCompletionQueue<S> {}
-
-impl<S: Locking> cq::sealed::Sealed for AsyncCompletionQueue<S> {
-    fn control(&self) -> &CqControl {
-        AsyncCompletionQueue::control(self)
-    }
-
-    fn compact_updates(&self) {
-        if let Some(polled) = self.driver.shared.polled.lock() {
-            polled.cq.queue().compact_updates();
-        }
-    }
-}
-
-impl<S: Locking> AsFd for AsyncCompletionQueue<S> {
-    /// The completion channel's file, which is readable when the driver has something to do. It takes no commands, as
-    /// that of [`CompletionChannel`].
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.driver.shared.channel.as_fd()
-    }
-}
-
-impl<S: Locking> fmt::Debug for AsyncCompletionQueue<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The writer is the program's: no lock is held while it runs.
-        let capacity = self.driver.shared.polled.lock().map(|polled| polled.cq.queue().capacity());
-        let Some(capacity) = capacity else { return f.write_str("AsyncCompletionQueue(forked)") };
-        f.debug_struct("AsyncCompletionQueue")
-            .field("device", &self.control().context().device().name())
-            .field("handle", &self.control().handle())
-            .field("capacity", &capacity)
-            .finish()
-    }
-}
-
-/// A completion queue with the token of a thread domain, on its way to the thread that owns both: the seat of
-/// futures that take no mutex.
-///
-/// A worker moves to its thread together with the queue pairs that were made for it, as one value. There
-/// [`start`](Self::start) makes an `AsyncCompletionQueue<Exclusive>` and a driver of it. From then on they, their queue
-/// pairs and all futures are tied to the thread, as the compiler checks: they are neither `Send` nor `Sync`.
-///
-/// ```no_run
-/// # #[cfg(feature = "tokio")]
-/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// use uverbs::QpType;
-///
-/// let td = context.alloc_td()?;
-/// let pd = context.alloc_pd()?;
-/// let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-/// let worker = context.cq_builder(64).build_worker(td)?;
-/// let qp = domain.qp_builder(worker.queue(), worker.queue(), QpType::RC).max_send_wr(16).build()?;
-/// let mine = (worker, domain, qp);
-/// std::thread::spawn(move || {
-///     let (worker, domain, qp) = mine;
-///     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-///     tokio::task::LocalSet::new().block_on(&runtime, async {
-///         let (cq, _driver) = worker.spawn_local()?;
-///         let qp = cq.adopt(qp)?;
-///         let another = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).build()?;
-///         let another = cq.adopt(another)?;
-/// #       drop((qp, another));
-///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-///     })
-/// });
-/// # Ok(()) }
-/// ```
-///
-/// `examples/per_core.rs` is a whole program.
-#[derive(Debug)]
-pub struct Worker {
-    cq: CompletionQueue,
-    channel: CompletionChannel,
-    td: ThreadDomain,
-}
-
-impl Worker {
-    /// The completion queue, to create queue pairs with that the worker will
-    /// [adopt](AsyncCompletionQueue::adopt).
-    pub fn queue(&self) -> &CompletionQueue {
-        &self.cq
-    }
-
-    /// Starts on this thread: makes the queue whose requests are futures, and its driver. `readiness` gets the
-    /// channel's file, and registers it with the event loop of this thread.
-    ///
-    /// # Errors
-    ///
-    /// The error of `readiness`.
-    pub fn start<W: Readiness>(
-        self,
-        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(AsyncCompletionQueue<Exclusive>, Driver<W, Exclusive>)> {
-        let Worker { cq, channel, td } = self;
-        AsyncCompletionQueue::start(cq, channel, AnyLock::new(td), readiness)
-    }
-}
-
-impl<W, S: Locking> Driver<W, S> {
-    /// The event loop's side, as [`CqBuilder::build_async`] or [`Worker::start`] got it.
+    /// The event loop's side, as [`build_async`](crate::CqBuilder::build_async) or
+    /// [`Worker::start`](super::Worker::start) got it.
     pub fn readiness_mut(&mut self) -> &mut W {
         &mut self.readiness
     }
@@ -779,9 +439,9 @@ impl<W, S: Locking> fmt::Debug for Driver<W, S> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::QpType;
     use crate::sync::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
+    use crate::{QpType, QueuePair, SharedReceiveQueue};
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;

@@ -7,7 +7,9 @@
 //! The types of tokio that this module's functions take and return are those of its major version 1.
 
 use super::cm::AsyncEventChannel;
-use super::driver::{AsyncCompletionQueue, Readiness, Worker};
+use super::cq::AsyncCompletionQueue;
+use super::driver::Readiness;
+use super::worker::Worker;
 use crate::context::Context;
 use crate::cq::CqBuilder;
 use crate::error::{Error, Result};
