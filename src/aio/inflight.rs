@@ -13,7 +13,8 @@
 //!                         Abandoned --------------> (free)
 //! ```
 //!
-//! A request of a list is `Unwatched` in place of `Pending`, unless its end is the one that wakes the list.
+//! A request of a list is not `Pending`, unless its end is the one that wakes the list. A send or a write of a list is `Sent`
+//! from the beginning, and over when its slot is settled; any other one is `Unwatched`.
 //!
 //! The poster and the driver, which flag something for each other and then look, have a `SeqCst` fence in between: a
 //! future that waits for room ([`Inflight::wait`], [`InflightTable::make_room`]); a request that is posted while its

@@ -181,7 +181,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                     Admission::Broken(broken) => return self.refuse_all(broken.into()),
                 }
             }
-            // First as a single request is: 32 writes take 201 instructions each, and what is left takes more.
+            // First as a single request is, and unwatched: the driver's part of a completion takes 64 instructions in place of 85.
             if side == Side::Send {
                 self.queue.try_post_list(&mut self.waiting, &mut self.posted);
             }
