@@ -28,8 +28,8 @@ const VERB: &str = "adopt";
 /// [Adopt](Self::adopt) each of them: the completions of one that is not adopted are not counted on, and the
 /// queue may overflow.
 ///
-/// The queue of a [`Worker`](super::Worker) is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
-/// queue pairs and futures, none of which takes a mutex.
+/// The queue of a [`Worker`](super::Worker) is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with
+/// its driver, queue pairs and futures, none of which takes a mutex.
 pub struct AsyncCompletionQueue<S: Locking = Shared> {
     pub(super) driver: Arc<DriverHandle<S>>,
 }
