@@ -304,7 +304,7 @@ mod tests {
         (4..6).for_each(|n| posted.push(at(n)));
         posted.lose(3, KIND);
         assert_eq!((places(&posted), posted.len(), posted.last()), (vec![0, 1], 6, None));
-        assert!(posted.pop_while(|_| true) == false);
+        assert!(!posted.pop_while(|_| true));
         let memory: Vec<_> =
             iter::from_fn(|| posted.pop_refused()).map(|refused| refused.memory).collect();
         assert_eq!(memory, [None, Some(1), None, None]);
