@@ -835,7 +835,8 @@ mod queue {
     impl Queue {
         /// A queue of `depth` sends.
         pub(super) fn new(depth: u32) -> Queue {
-            let (lender, mut table) = (Lender::new(depth, 0), InflightTable::default());
+            let lender = Lender::new(depth, 0).with_unwatched(true);
+            let mut table = InflightTable::default();
             let no_receives = Lender::new(0, RECV).table().clone();
             let loans = [lender.table().clone(), no_receives];
             let inflight = Inflight::new(None, loans, table.waiting());

@@ -436,6 +436,8 @@ pub(crate) struct LoanTable<P> {
     index_mask: u64,
     slots: Arc<[LoanSlot<P>]>,
     len: u32,
+    /// Whether loans may be [unwatched](UNWATCHED). Not where `wr_id`s come from a kernel, which could set the bit.
+    has_unwatched: bool,
 }
 
 impl<P> Clone for LoanTable<P> {
@@ -445,6 +447,7 @@ impl<P> Clone for LoanTable<P> {
             index_mask: self.index_mask,
             slots: self.slots.clone(),
             len: self.len,
+            has_unwatched: self.has_unwatched,
         }
     }
 }
@@ -476,7 +479,7 @@ impl<P> LoanTable<P> {
         }
         let index_mask = u64::from(all - 1) << FLAG_BITS;
         let base = NonNull::from(&*slots).cast();
-        LoanTable { base, index_mask, slots, len: count }
+        LoanTable { base, index_mask, slots, len: count, has_unwatched: false }
     }
 
     /// How many slots can be lent at once.
@@ -499,7 +502,13 @@ impl<P> LoanTable<P> {
     /// As [`take_back`](Self::take_back), with or without [`UNWATCHED`] in the slot's state.
     #[cold]
     pub(crate) fn take_back_either(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
-        self.take_back(wr_id).or_else(|| self.take_back(wr_id & !UNWATCHED))
+        self.take_back(wr_id).or_else(|| self.take_back_watched(wr_id))
+    }
+
+    /// Takes back a loan that was unwatched, and that a task has come to wait for.
+    #[inline]
+    fn take_back_watched(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
+        if self.has_unwatched { self.take_back(wr_id & !UNWATCHED) } else { None }
     }
 
     /// A send that succeeded: takes the loan `wr_id` back, or settles it if no task waits for it. `None` if there is no such
@@ -515,8 +524,7 @@ impl<P> LoanTable<P> {
         if self.slot(wr_id).settle_unwatched(wr_id) {
             return Some(SentLoan::Settled);
         }
-        // A task has come to wait for it.
-        self.take_back(wr_id & !UNWATCHED).map(SentLoan::Returned)
+        self.take_back_watched(wr_id).map(SentLoan::Returned)
     }
 
     /// As [`take_back`](Self::take_back), but `None` also for a `wr_id` that is [scoped](SCOPED) or unsignaled,

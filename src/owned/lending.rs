@@ -357,6 +357,11 @@ impl<T> QueueLender<T> {
         QueueLender { lender: new.lender.in_any_order(), ..new }
     }
 
+    /// Says whether loans may be unwatched.
+    pub(super) fn with_unwatched(self, has_unwatched: bool) -> Self {
+        QueueLender { lender: self.lender.with_unwatched(has_unwatched), ..self }
+    }
+
     /// Says whether datagrams may arrive here.
     pub(super) fn with_datagrams(self, takes_datagrams: bool) -> Self {
         let as_is = if takes_datagrams { Identity::default() } else { self.domain };

@@ -115,6 +115,12 @@ impl<P> Lender<P> {
         }
     }
 
+    /// A lender some of whose loans are [unwatched](UNWATCHED).
+    pub(crate) fn with_unwatched(mut self, has_unwatched: bool) -> Self {
+        self.table.has_unwatched = has_unwatched;
+        self
+    }
+
     /// A lender for a queue that does not complete in the order of its requests.
     pub(crate) fn in_any_order(self) -> Self {
         Lender { next: NextLoan { in_order: false, ..self.next }, ..self }
@@ -293,6 +299,7 @@ impl<'l, P> FreeSlot<'l, P> {
     /// The slot for a send that [nobody waits for](UNWATCHED).
     #[inline(always)]
     pub(crate) fn unwatched(self) -> Self {
+        debug_assert!(self.table.has_unwatched, "its completion would not be found");
         FreeSlot { wr_id: self.wr_id | UNWATCHED, ..self }
     }
 

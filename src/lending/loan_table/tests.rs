@@ -29,12 +29,15 @@ fn a_forged_wr_id_takes_nothing_back() {
         wr_id.wrapping_sub(STEP),
         wr_id ^ 1 << 63,
         wr_id | RECV,
+        wr_id | UNWATCHED,
         FREE,
         TAKEN,
         !wr_id,
     ];
     for forged in forged {
         assert_eq!(lender.table().take(forged), None, "{forged:#x}");
+        assert!(lender.table().take_back_either(forged).is_none(), "{forged:#x}");
+        assert!(lender.table().take_back_sent(forged).is_none(), "{forged:#x}");
     }
     assert_eq!(lender.table().take(wr_id), Some(1));
 }
@@ -42,7 +45,7 @@ fn a_forged_wr_id_takes_nothing_back() {
 /// A send that nobody waits for succeeds, or fails, before or after somebody comes to wait for it.
 #[test]
 fn an_unwatched_loan_stays_in_its_slot_until_somebody_comes() {
-    let mut lender = Lender::new(1, 0);
+    let mut lender = Lender::new(1, 0).with_unwatched(true);
     let table = lender.table().clone();
     let mut lend = |payload| {
         let mut batch = lender.begin();
