@@ -114,8 +114,8 @@ impl<S: Locking> AsyncCompletionQueue<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`OwnedCompletionQueue::adopt`]; `EINVAL` for a queue pair under another thread domain; `EPIPE`
-    /// if the driver has ended. The queue pair comes back with the error.
+    /// Those of [`OwnedCompletionQueue::adopt`](crate::owned::OwnedCompletionQueue::adopt); `EINVAL` for a queue pair under
+    /// another thread domain; `EPIPE` if the driver has ended. The queue pair comes back with the error.
     pub fn adopt(
         &self,
         qp: QueuePair<S>,
@@ -210,8 +210,9 @@ impl<S: Locking> AsyncCompletionQueue<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`OwnedSharedReceiveQueue::new`], or of [`OwnedCompletionQueue::adopt_srq`] for a queue of an XRC
-    /// domain; `EPIPE` if the driver has ended. The shared receive queue comes back with the error.
+    /// Those of [`OwnedSharedReceiveQueue::new`], or of
+    /// [`OwnedCompletionQueue::adopt_srq`](crate::owned::OwnedCompletionQueue::adopt_srq) for a queue of an XRC domain;
+    /// `EPIPE` if the driver has ended. The shared receive queue comes back with the error.
     pub fn adopt_srq(
         &self,
         srq: SharedReceiveQueue,
@@ -236,8 +237,8 @@ impl<S: Locking> AsyncCompletionQueue<S> {
         Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }
 
-    /// How many completions belonged to no request; see [`OwnedCompletionQueue::unmatched`]. 0 in a forked
-    /// child.
+    /// How many completions belonged to no request; see [`unmatched`](crate::owned::OwnedCompletionQueue::unmatched). 0 in a
+    /// forked child.
     pub fn unmatched(&self) -> u64 {
         self.driver.shared.polled.lock().map_or(0, |polled| polled.cq.unmatched())
     }

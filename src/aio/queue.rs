@@ -252,7 +252,7 @@ impl<S: Locking> Queue<S> {
         let Some(mut qp) = posting.lock_gated() else { return };
         let Ok(mut batch) = qp.send_batch() else { return };
         let mut left = None;
-        while let Some((request, memory)) = requests.next() {
+        for (request, memory) in requests.by_ref() {
             if memory.must_be_asked() {
                 left = Some((request, memory));
                 break;
