@@ -224,7 +224,7 @@ impl<P> LoanSlot<P> {
         let payload = unsafe { self.payload.get().read() };
         // SAFETY: a slot is lent with its payload, and moving the payload out frees the slot.
         let payload = unsafe { payload.assume_init() };
-        // Release pairs with the Acquire of `free_slot`: the payload is moved out before the next is written.
+        // Release pairs with the Acquire of `find_free`: the payload is moved out before the next is written.
         self.state.store(FREE, Ordering::Release);
         payload
     }

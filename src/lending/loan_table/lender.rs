@@ -75,7 +75,7 @@ impl NextLoan {
             (self.looks += 1);
             wr_id = table.lendable(wr_id);
             let slot = table.slot(wr_id);
-            // Acquire as in `free_slot`.
+            // Acquire as in `find_free`.
             let mut state = slot.state.load(Ordering::Acquire);
             if LoanTable::<P>::is_unposted(state, first) {
                 // Before the program's destructors, which may panic.
@@ -171,17 +171,17 @@ impl<P> LoanBatch<'_, P> {
     /// A free slot; if there is none, how many slots the table has.
     #[inline(always)]
     pub(crate) fn free_slot(&mut self) -> Result<FreeSlot<'_, P>, usize> {
-        self.slot::<true>()
+        self.find_free::<true>()
     }
 
     /// The same, and none if a slot had to be skipped between two loans of the batch.
     #[inline(always)]
     pub(crate) fn next_slot(&mut self) -> Result<FreeSlot<'_, P>, usize> {
-        self.slot::<false>()
+        self.find_free::<false>()
     }
 
     #[inline(always)]
-    fn slot<const SKIPS: bool>(&mut self) -> Result<FreeSlot<'_, P>, usize> {
+    fn find_free<const SKIPS: bool>(&mut self) -> Result<FreeSlot<'_, P>, usize> {
         let LoanBatch { lender, ahead } = self;
         let Lender { table, next } = &mut **lender;
         let table: &LoanTable<P> = table;
@@ -322,7 +322,7 @@ impl<'l, P> FreeSlot<'l, P> {
     /// Lends `payload`.
     #[inline(always)]
     pub(crate) fn lend(self, payload: P) {
-        // SAFETY: the slot is free, and the Acquire of `free_slot` orders this after what the last
+        // SAFETY: the slot is free, and the Acquire of `find_free` orders this after what the last
         // `release` read.
         unsafe { self.slot.payload.write(MaybeUninit::new(payload)) };
         // Release pairs with the Acquire of `LoanSlot::take_back`, and puts the program's loads of the memory
