@@ -143,7 +143,8 @@ impl<S: Locking> Inbox<S> {
     /// No task is needed. The messages wake the task that polled the inbox last.
     pub fn fill(&mut self) -> usize {
         let (waker, before) = (self.waker.clone(), self.posted.wr_ids().count());
-        let was_refused = self.is_refused();
+        // Tried again: the queue pair may have left RESET.
+        let was_refused = self.is_refused() && self.posted.take_refused().is_some();
         self.post(&waker);
         // The task may wait since it polled, when these were not there, and no other end would wake it.
         let (is_new, is_first) = (self.is_refused() && !was_refused, self.posted.first().is_none());
@@ -182,7 +183,7 @@ impl<S: Locking> Inbox<S> {
     /// Posts the receives that are missing, or as many as there are buffers and room for; then the next one waits for room. If
     /// one could not be posted, `poll_next` returns its error.
     fn post(&mut self, waker: &Waker) {
-        let (mut may_move, mut waits) = (true, false);
+        let mut waits = false;
         while self.ended.is_none() && self.missing() > 0 && !self.is_refused() {
             let inflight = &self.queue.inflight;
             if self.ticket.is_some() || inflight.is_busy(Side::Recv) {
@@ -197,14 +198,12 @@ impl<S: Locking> Inbox<S> {
             }
             match self.refill() {
                 Refill::Done | Refill::Refused => break,
+                // As a single request.
+                Refill::Full if self.queue.inflight.move_ends(Side::Recv) => {}
                 Refill::Full if waits => return,
                 Refill::Full => {
-                    // As a single request.
-                    let inflight = &self.queue.inflight;
-                    if !(std::mem::take(&mut may_move) && inflight.move_ends(Side::Recv)) {
-                        inflight.wait(Side::Recv, &mut self.ticket, waker);
-                        waits = true;
-                    }
+                    self.queue.inflight.wait(Side::Recv, &mut self.ticket, waker);
+                    waits = true;
                 }
             }
         }
@@ -221,7 +220,8 @@ impl<S: Locking> Inbox<S> {
     /// each lock, is for all of them.
     #[inline]
     fn has_to_post(&self) -> bool {
-        self.missing() >= self.batch || !self.is_next_here()
+        // One that is the first to wait for room keeps others from it.
+        self.ticket.is_some() || self.missing() >= self.batch || !self.is_next_here()
     }
 
     /// Whether the next message is in its slot.

@@ -495,6 +495,11 @@ impl<S: Locking> Inflight<S> {
     pub(super) fn wait(&self, side: Side, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let Some(mut state) = self.state() else { return };
+        if state.broken.is_some() {
+            // Those that wait were woken already. The next look finds why.
+            drop(state);
+            return waker.wake();
+        }
         let old = state.waiters(side).enter(ticket, waker);
         self.publish(&state);
         drop(state);

@@ -36,10 +36,10 @@ impl<R, L> Waiting<R, L> {
         self.first.take().or_else(|| self.rest.next())
     }
 
-    /// All of them, to be taken; `None` if one came back.
+    /// As [`pop`](Self::pop), where the one before was taken and did not come back.
     #[inline(always)]
-    pub(super) fn untouched(&mut self) -> Option<&mut vec::IntoIter<(R, L)>> {
-        if self.first.is_none() { Some(&mut self.rest) } else { None }
+    pub(super) fn next(&mut self) -> Option<(R, L)> {
+        self.rest.next()
     }
 
     /// Puts the one back that was taken last.
@@ -315,12 +315,13 @@ mod tests {
         let mut waiting = Waiting::new([(1, 'a'), (2, 'b')]);
         let (request, memory) = waiting.pop().unwrap();
         waiting.put_back(request, memory);
-        assert!(waiting.untouched().is_none() && waiting.first() == Some(&(1, 'a')));
+        assert_eq!(waiting.first(), Some(&(1, 'a')));
         assert_eq!((waiting.len(), waiting.iter().count()), (2, 2));
         assert_eq!(
             [waiting.pop(), waiting.pop(), waiting.pop()],
             [Some((1, 'a')), Some((2, 'b')), None]
         );
-        assert!(waiting.untouched().is_some());
+        waiting.put_back(3, 'c');
+        assert_eq!([waiting.pop(), waiting.next()], [Some((3, 'c')), None]);
     }
 }

@@ -165,7 +165,6 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     ///
     /// Memory and wakers of the program may panic here, and find the list as it is.
     fn post(&mut self, waker: &Waker) {
-        let mut may_move = true;
         let mut waits = false;
         while let Some((request, _)) = self.waiting.first() {
             let side = request.kind().side();
@@ -191,14 +190,13 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
             }
             match self.queue.post_list(side, &mut self.waiting, &mut self.posted) {
                 Ok(()) => continue,
+                // As a single request: ends that nobody fetched make room, and a completion that came before `wait`
+                // woke nobody. Each time there is one end less that can be moved.
+                Err(PostError::Full) if inflight.move_ends(side) => {}
                 Err(PostError::Full) if waits => return,
                 Err(PostError::Full) => {
-                    // As a single request: ends that nobody fetched make room, and a completion that came before `wait`
-                    // made room and woke nobody.
-                    if !(std::mem::take(&mut may_move) && inflight.move_ends(side)) {
-                        inflight.wait(side, &mut self.ticket, waker);
-                        waits = true;
-                    }
+                    inflight.wait(side, &mut self.ticket, waker);
+                    waits = true;
                 }
                 Err(error) => self.refuse_next(OpErrorKind::Post(error)),
             }

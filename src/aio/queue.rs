@@ -236,8 +236,13 @@ impl<S: Locking> Queue<S> {
             }
         }
         inflight.wait(side, ticket, waker);
-        // Once more: a completion that came before `wait` made room and woke nobody.
-        self.post_admitted(request, memory, waker)
+        // Once more: a completion that came before `wait` woke nobody. It made room, or left an end that can be moved.
+        match self.post_admitted(request, memory, waker) {
+            Err(failed) if failed.is_full() && inflight.move_ends(side) => {
+                self.post_admitted(request, memory, waker)
+            }
+            posted => posted,
+        }
     }
 
     /// As [`post_list`](Self::post_list), until the first request that takes another way, which is left. As
@@ -248,11 +253,10 @@ impl<S: Locking> Queue<S> {
         posted: &mut Posted<L>,
     ) {
         let Posting::Qp(posting) = &self.posting else { return };
-        let Some(requests) = waiting.untouched() else { return };
         let Some(mut qp) = posting.lock_gated() else { return };
         let Ok(mut batch) = qp.send_batch() else { return };
-        let mut left = None;
-        for (request, memory) in requests.by_ref() {
+        let (mut left, mut next) = (None, waiting.pop());
+        while let Some((request, memory)) = next {
             if memory.must_be_asked() {
                 left = Some((request, memory));
                 break;
@@ -272,6 +276,7 @@ impl<S: Locking> Queue<S> {
                 left = Some((request, refused.memory));
                 break;
             }
+            next = waiting.next();
         }
         if !batch.is_empty() {
             let wr_ids = batch.wr_ids();

@@ -3,7 +3,7 @@
 use super::lending::{Lent, Loans};
 use crate::cq::NumberLease;
 use crate::lending::loan_table::lender::Lender;
-use crate::lending::loan_table::{RECV, ReturnedLoan, SentLoan, has_flags};
+use crate::lending::loan_table::{RECV, ReturnedLoan, SentLoan, UNWATCHED, has_flags};
 use crate::provider::Member;
 use crate::sync::lock::Lock;
 use crate::sync::ring_array::RingArray;
@@ -115,7 +115,11 @@ impl<T> QpEntry<T> {
     pub(super) fn take_back_common(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<T>>> {
         let [send, recv] = &self.loans;
         // A common send has no flags: one test finds it.
-        if has_flags(wr_id) { recv.take_back_common(wr_id) } else { send.take_back(wr_id) }
+        match has_flags(wr_id) {
+            false => send.take_back(wr_id),
+            true if has_flags(wr_id & !UNWATCHED) => recv.take_back_common(wr_id),
+            true => send.take_back_either(wr_id),
+        }
     }
 }
 

@@ -123,6 +123,7 @@ for_each_kind! {
     a_shared_inbox_returns_all_messages_before_the_drivers_end
     fill_wakes_for_new_receives_only
     fill_wakes_a_task_that_found_no_buffer
+    an_inbox_that_was_filled_too_early_is_filled_later
     a_message_shows_no_byte_that_did_not_arrive
     a_datagram_without_a_header_lies_behind_zeros
     an_inbox_of_a_broken_connection_repeats_its_error
@@ -447,6 +448,19 @@ fn fill_wakes_a_task_that_found_no_buffer<S: Kind>() {
     assert_eq!(woken.load(Ordering::Relaxed), 1);
     let Poll::Ready(Err(error)) = inbox.poll_next(&mut context) else { panic!("it waits") };
     assert_eq!(error.kind, OpErrorKind::Post(PostError::State(QpState::RESET)));
+}
+
+/// A refused receive keeps none of later calls from posting.
+fn an_inbox_that_was_filled_too_early_is_filled_later<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let builder = futures.pd.qp_builder(&futures.cq, &futures.cq, QpType::RC).max_recv_wr(4);
+    futures.qp = futures.cq.adopt(builder.build().unwrap()).unwrap();
+    let mut inbox = futures.qp.inbox(&futures.pool, 3);
+    assert_eq!((inbox.fill(), inbox.fill()), (0, 0));
+    futures.bring_up();
+    assert_eq!(inbox.fill(), 3);
+    futures.complete(Role::Recv, WcStatus::SUCCESS);
+    assert!(matches!(inbox.poll_next(&mut cx()), Poll::Ready(Ok(_))));
 }
 
 /// An earlier holder left bytes in the buffer, and completions report any length.

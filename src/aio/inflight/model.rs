@@ -178,6 +178,67 @@ fn a_future_that_finds_the_queue_full_is_woken() {
     });
 }
 
+/// The same, with a task that waits for the request: its end is in the slot, and fetching it wakes nobody.
+#[test]
+fn a_future_that_finds_an_unfetched_end_moves_it_or_is_woken() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let wr_id = queue.post(Waker::noop()).unwrap();
+        let inflight = queue.inflight.clone();
+        let mut table =
+            InflightTable::<Shared> { waiting: queue.table.waiting(), ..Default::default() };
+        table.insert(inflight.clone());
+        let driver = move || {
+            let mut deferred = Deferred::default();
+            let someone_waits = table.anyone_waits();
+            if someone_waits {
+                deferred.make_room(InflightKey::new(0, 0));
+            }
+            Queue::complete(&inflight, wr_id, 0, &mut deferred);
+            table.make_room(!someone_waits, &mut deferred);
+            deferred.run();
+            let progress = inflight.progress(wr_id, Waker::noop());
+            assert!(matches!(progress, OpProgress::Over(..)));
+        };
+        let future = move || {
+            let (task, waker) = task();
+            let mut ticket = None;
+            while queue.post(&waker).is_none() {
+                if queue.inflight.move_ends(Side::Send) {
+                    continue;
+                }
+                if ticket.is_some() {
+                    task.0.wait();
+                    continue;
+                }
+                queue.inflight.wait(Side::Send, &mut ticket, &waker);
+            }
+            queue.inflight.leave(Side::Send, ticket);
+        };
+        at_once(driver, future);
+    });
+}
+
+/// The driver ends before a future waits for room: it is woken, and finds why.
+#[test]
+fn a_future_that_begins_to_wait_while_the_driver_ends_is_woken() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        queue.post(Waker::noop()).unwrap();
+        let theirs = queue.inflight.clone();
+        let future = move || {
+            let (task, waker) = task();
+            let mut ticket = None;
+            queue.inflight.wait(Side::Send, &mut ticket, &waker);
+            task.0.wait();
+            let admitted = queue.inflight.admit(Side::Send, &mut ticket, &waker);
+            assert!(matches!(admitted, Admission::Broken(Broken::DriverGone)));
+            queue.inflight.leave(Side::Send, ticket);
+        };
+        at_once(move || theirs.fail_all(), future);
+    });
+}
+
 /// The last request of a list is watched only after it was posted.
 #[test]
 fn a_list_that_watches_its_last_request_is_woken() {
