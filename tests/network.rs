@@ -390,7 +390,10 @@ fn a_direction_that_is_cut_off_loses_acks_and_no_data() -> Result<()> {
     assert_eq!(a.wait(&fabric)?.1, WcStatus::RETRY_EXC_ERR);
     assert_eq!(b.bytes(0, 4)?, b"data");
     assert!(at_b.traffic_to(&at_a).lost > 0 && at_a.traffic_to(&at_b).lost == 0);
-    assert!(fabric.history().contains("the network to a is cut"));
+    let history = fabric.history();
+    assert!(history.contains("the network to a is cut"));
+    let lost = |line: &str| line.contains(": acknowledge ") && line.ends_with(" is lost");
+    assert!(history.lines().any(lost), "{history}");
     Ok(())
 }
 
@@ -480,6 +483,7 @@ fn a_connection_by_address_ends_at_a_partition() -> Result<()> {
         // Nobody accepts.
         assert_eq!(connected.map(drop).unwrap_err().errno(), uverbs::Errno::TIMEDOUT);
         let history = fabric.history();
+        assert_eq!(history.contains("the network is parted from the devices [0]"), parted);
         let lost = |line: &str| line.contains(" REQ ") && line.ends_with("is lost");
         assert_eq!(history.lines().any(lost), parted, "{history}");
     }

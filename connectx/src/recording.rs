@@ -19,7 +19,7 @@
 //! | 9 | [`Entry::Reset`] | nothing |
 //! | 10 | [`Entry::Fate`] | number 4, nanoseconds 8 |
 //! | 11 | [`Entry::Refusal`] | number 4, why 1 |
-//! | 12 | [`Entry::Packet`] | number 4, [`PacketFate`] 1 |
+//! | 12 | [`Entry::Packet`] | number 4, receiver 4, PSN 4, opcode 1, [`PacketFate`] 1 |
 //!
 //! A reader skips kinds that it does not know. A change of an existing kind needs a new version.
 
@@ -28,6 +28,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uverbs_roce::opcodes::Opcode;
 
 /// The first bytes of a recording.
 pub const MAGIC: &[u8; 8] = b"connectx";
@@ -170,9 +172,39 @@ pub enum Entry<B> {
     Packet {
         /// Number of the queue that sent it.
         number: u32,
+        /// Number of the queue that it is for.
+        to: u32,
+        /// Its number.
+        psn: u32,
+        /// Its opcode, the first byte of the BTH.
+        opcode: u8,
         /// Its fate.
         fate: PacketFate,
     },
+}
+
+impl Entry<&[u8]> {
+    /// The entry of a packet, which begins with its BTH.
+    pub(crate) fn of_packet(number: u32, packet: &[u8], fate: PacketFate) -> Self {
+        let word = |at: usize| packet.get(at..).and_then(|rest| rest.first_chunk());
+        let number_of_24_bits =
+            |at| word(at).map_or(0, |word| u32::from_be_bytes(*word) & 0xff_ffff);
+        let opcode = packet.first().copied().unwrap_or_default();
+        Entry::Packet { number, to: number_of_24_bits(4), psn: number_of_24_bits(8), opcode, fate }
+    }
+}
+
+/// The operation of a packet in words, by its opcode.
+pub fn operation(opcode: u8) -> String {
+    let Some(opcode) = Opcode::from_byte(opcode) else { return format!("opcode {opcode:#x}") };
+    let mut words = String::new();
+    for letter in format!("{:?}", opcode.operation).chars() {
+        if letter.is_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.push(letter.to_ascii_lowercase());
+    }
+    words
 }
 
 /// A change of a packet by the network.
@@ -181,7 +213,7 @@ pub enum Entry<B> {
 pub enum PacketFate {
     /// It is dropped, as the queue is full.
     Dropped = 0,
-    /// It is lost.
+    /// It is lost, or the way to its receiver is cut off.
     Lost = 1,
     /// It is damaged.
     Damaged = 2,
@@ -242,8 +274,10 @@ impl<B: AsRef<[u8]>> Entry<B> {
                 let late = late.unwrap_or(u64::MAX);
                 (10, head(&[&number.to_le_bytes(), &late.to_le_bytes()]), &[])
             }
-            Self::Packet { number, fate } => {
-                (12, head(&[&number.to_le_bytes(), &[*fate as u8]]), &[])
+            Self::Packet { number, to, psn, opcode, fate } => {
+                let last = [*opcode, *fate as u8];
+                let numbers = [number.to_le_bytes(), to.to_le_bytes(), psn.to_le_bytes()];
+                (12, head(&[&numbers.concat(), &last]), &[])
             }
             Self::Refusal { number, why } => {
                 (11, head(&[&number.to_le_bytes(), &[*why as u8]]), &[])
@@ -343,6 +377,9 @@ impl Entry<Vec<u8>> {
             },
             12 => Self::Packet {
                 number: word(&mut rest)?,
+                to: word(&mut rest)?,
+                psn: word(&mut rest)?,
+                opcode: byte(&mut rest)?,
                 fate: match byte(&mut rest)? {
                     0 => PacketFate::Dropped,
                     1 => PacketFate::Lost,
@@ -568,7 +605,13 @@ mod tests {
             Entry::Fate { number: 7, late: Some(1 << 33) },
             Entry::Fate { number: 7, late: None },
             Entry::Refusal { number: 8, why: Refusal::OperationError },
-            Entry::Packet { number: 9, fate: PacketFate::Late },
+            Entry::Packet {
+                number: 9,
+                to: 10,
+                psn: 0xff_fffe,
+                opcode: 0x11,
+                fate: PacketFate::Late,
+            },
         ];
         let file = MemoryFile::default();
         let mut recorder = Recorder::new(file.clone(), 0).unwrap();

@@ -152,7 +152,7 @@ impl Ways {
         now: u64,
         (from, to): (usize, usize),
         mut flight: Flight,
-        mut note: impl FnMut(PacketFate),
+        mut note: impl FnMut(&Flight, PacketFate),
     ) {
         let Ways { decisions, usual, ways, under_way, last, frame } = self;
         let way = ways.entry((from, to)).or_insert_with(|| Way::new(usual.clone()));
@@ -160,7 +160,7 @@ impl Ways {
         way.traffic.sent += 1;
         let Some((left, before)) = way.enqueue(now, flight.packet.len() as u64 + FRAMING) else {
             way.traffic.dropped += 1;
-            return note(PacketFate::Dropped);
+            return note(&flight, PacketFate::Dropped);
         };
         if let Some(threshold) = marks_above {
             flight.ecn = ECT_0;
@@ -173,18 +173,18 @@ impl Ways {
         }
         if decisions.happens(way.network.loss) {
             way.traffic.lost += 1;
-            return note(PacketFate::Lost);
+            return note(&flight, PacketFate::Lost);
         }
         let doubled = decisions.happens(way.network.duplication);
         if doubled {
             way.traffic.doubled += 1;
-            note(PacketFate::Doubled);
+            note(&flight, PacketFate::Doubled);
         }
         for flight in doubled.then(|| flight.clone()).into_iter().chain([flight]) {
             let mut flight = flight;
             if decisions.happens(way.network.corruption) {
                 way.traffic.damaged += 1;
-                note(PacketFate::Damaged);
+                note(&flight, PacketFate::Damaged);
                 if !damage(decisions, frame, &mut flight.packet) {
                     continue;
                 }
@@ -193,7 +193,7 @@ impl Ways {
             let mut due = left.saturating_add(latency + shaken);
             if decisions.happens(way.network.reordering) {
                 way.traffic.late += 1;
-                note(PacketFate::Late);
+                note(&flight, PacketFate::Late);
                 due = due.saturating_add(decisions.below(latest + 1));
             } else {
                 due = due.max(way.last_arrival);
@@ -209,8 +209,12 @@ impl Ways {
         self.under_way.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// Takes a packet that arrives by now.
-    pub(crate) fn arrive(&mut self, now: u64) -> Option<UnderWay> {
+    /// Takes a packet that arrives by now, and notes each one that does not, because its way is cut off.
+    pub(crate) fn arrive(
+        &mut self,
+        now: u64,
+        mut note: impl FnMut(usize, &Flight),
+    ) -> Option<UnderWay> {
         while self.deadline().is_some_and(|due| due <= now) {
             let (_, arrived) = self.under_way.pop_first()?;
             let way = self.way(arrived.from, arrived.to);
@@ -220,6 +224,7 @@ impl Ways {
                 return Some(arrived);
             }
             way.traffic.lost += 1;
+            note(arrived.from, &arrived.flight);
         }
         None
     }
@@ -284,15 +289,15 @@ mod tests {
     const LEN: usize = 1000 - FRAMING as usize;
 
     fn send(ways: &mut Ways, now: u64, packets: usize) {
-        (0..packets).for_each(|number| ways.send(now, (0, 1), flight(number, LEN), |_| {}));
+        (0..packets).for_each(|number| ways.send(now, (0, 1), flight(number, LEN), |_, _| {}));
     }
 
     /// The packets that arrive, with their times.
     fn arrivals(ways: &mut Ways) -> Vec<(u64, Flight)> {
         let mut arrived = Vec::new();
         while let Some(now) = ways.deadline() {
-            assert!(now == 0 || ways.arrive(now - 1).is_none());
-            arrived.extend(ways.arrive(now).map(|packet| (now, packet.flight)));
+            assert!(now == 0 || ways.arrive(now - 1, |_, _| {}).is_none());
+            arrived.extend(ways.arrive(now, |_, _| {}).map(|packet| (now, packet.flight)));
         }
         arrived
     }
@@ -348,7 +353,7 @@ mod tests {
         let late = Network::ideal().latency(Duration::from_nanos(10));
         let mut ways = Ways::new(late.reordering(0.3, Duration::from_nanos(50)), 1);
         for number in 0..100 {
-            ways.send(number as u64, (0, 1), flight(number, LEN), |_| {});
+            ways.send(number as u64, (0, 1), flight(number, LEN), |_, _| {});
         }
         let arrived = arrivals(&mut ways);
         assert!(!numbers(&arrived).is_sorted());
@@ -394,7 +399,7 @@ mod tests {
         let mut ways = Ways::new(Network::ideal().latency(Duration::from_nanos(10)), 1);
         send(&mut ways, 0, 2);
         ways.cut(0, 1, true);
-        ways.send(0, (1, 0), flight(0, LEN), |_| {});
+        ways.send(0, (1, 0), flight(0, LEN), |_, _| {});
         assert_eq!(arrivals(&mut ways).len(), 1);
         assert_eq!((ways.traffic(0, 1).lost, ways.traffic(1, 0).arrived), (2, 1));
         ways.cut(0, 1, false);
@@ -421,7 +426,7 @@ mod tests {
     fn a_way_has_a_bounded_number_of_packets() {
         let mut ways = Ways::new(Network::ideal().latency(Duration::from_secs(1)), 1);
         for _ in 0..Network::MOST_PACKETS + 5 {
-            ways.send(0, (0, 1), flight(0, 12), |_| {});
+            ways.send(0, (0, 1), flight(0, 12), |_, _| {});
         }
         assert_eq!(ways.traffic(0, 1).dropped, 5);
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uverbs_connectx::format::segments::{opcode_name, receive_segments, segments};
 use uverbs_connectx::format::wqe::CtrlSegment;
 use uverbs_connectx::recording::{
-    Entry, PacketFate, Recorder, Refusal, RqType, TimedEntry, parse_entry,
+    Entry, PacketFate, Recorder, Refusal, RqType, TimedEntry, operation, parse_entry,
 };
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe_opcode, mlx5_cqe_syndrome};
 
@@ -198,15 +198,16 @@ pub(crate) fn describe(
         Entry::Fate { number, late: Some(late) } => {
             format!("qp {number:#x}: the message is late by {} µs", *late as f64 / 1e3)
         }
-        Entry::Packet { number, fate } => {
+        Entry::Packet { number, to, psn, opcode, fate } => {
             let fate = match fate {
-                PacketFate::Dropped => "a packet is dropped by a full queue",
-                PacketFate::Lost => "a packet is lost",
-                PacketFate::Damaged => "a packet is damaged",
-                PacketFate::Doubled => "a packet arrives twice",
-                PacketFate::Late => "a packet is late",
+                PacketFate::Dropped => "is dropped by a full queue",
+                PacketFate::Lost => "is lost",
+                PacketFate::Damaged => "is damaged",
+                PacketFate::Doubled => "arrives twice",
+                PacketFate::Late => "is late",
             };
-            format!("qp {number:#x}: {fate}")
+            let operation = operation(*opcode);
+            format!("qp {number:#x}: {operation} {psn} to qp {to:#x} {fate}")
         }
         Entry::Refusal { number, why } => {
             let why = match why {

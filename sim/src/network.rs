@@ -2,6 +2,7 @@
 
 use crate::fabric::{Fabric, FabricError, check_network};
 use crate::faults::Device;
+use crate::kernel::Kernel;
 use std::fmt;
 use std::sync::Arc;
 use uverbs_connectx::network::{Network, Traffic};
@@ -14,7 +15,9 @@ impl Fabric {
     /// A share of the network is not between 0 and 1.
     pub fn set_network(&self, network: Network) -> Result<(), FabricError> {
         let network = check_network(network)?;
-        self.world.disturb(|kernel| kernel.switch.set_network(network));
+        self.change("the network between all devices changes", |kernel| {
+            kernel.switch.set_network(network);
+        });
         Ok(())
     }
 
@@ -31,12 +34,27 @@ impl Fabric {
             assert!(Arc::ptr_eq(&self.world, &device.world), "a device of another fabric");
             side.push(device.number);
         }
-        self.world.disturb(|kernel| {
+        let fault = match side.is_empty() {
+            true => "the network is whole".to_owned(),
+            false => format!("the network is parted from the devices {side:?}"),
+        };
+        self.change(&fault, |kernel| {
             for from in 0..kernel.drivers.len() {
                 for to in 0..kernel.drivers.len() {
                     kernel.cut_off(from, to, side.contains(&from) != side.contains(&to));
                 }
             }
+        });
+    }
+
+    /// Changes all of the network. The history of each device has a line of it.
+    fn change(&self, fault: &str, change: impl FnOnce(&mut Kernel)) {
+        let now = self.world.nanoseconds();
+        self.world.disturb(|kernel| {
+            for device in 0..kernel.drivers.len() {
+                kernel.note_fault(now, device, format_args!("{fault}"));
+            }
+            change(kernel);
         });
     }
 

@@ -14,7 +14,7 @@ use uverbs_connectx::bar0;
 use uverbs_connectx::format::event;
 use uverbs_connectx::format::segments::{opcode_name, receive_segments, segments, service_name};
 use uverbs_connectx::format::wqe::CtrlSegment;
-use uverbs_connectx::recording::{DoorbellCounter, Entry, Recording, RqType};
+use uverbs_connectx::recording::{DoorbellCounter, Entry, Recording, RqType, operation};
 
 /// Prints a whole recording.
 ///
@@ -138,7 +138,10 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
         Entry::Refusal { number, why } => {
             writeln!(text, "message of {number:#x} is not acknowledged: {why:?}")
         }
-        Entry::Packet { number, fate } => writeln!(text, "packet of {number:#x}: {fate:?}"),
+        Entry::Packet { number, to, psn, opcode, fate } => {
+            let operation = operation(*opcode);
+            writeln!(text, "{operation} {psn} of {number:#x} to {to:#x}: {fate:?}")
+        }
     };
     text
 }

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::link::Flight;
 use crate::options::PortType;
 use crate::path::Destination;
-use crate::recording::Entry;
+use crate::recording::{Entry, PacketFate};
 use crate::ways::UnderWay;
 
 /// Zeros in place of a payload in memory of the sender: only their number counts.
@@ -70,9 +70,9 @@ impl Fabric {
         let Some(ways) = &mut self.ways else { return };
         let device = self.functions[from].device_mut();
         flight.copy_payload(&device.memory);
-        let (now, number, recorder) = (device.now, flight.queue, &mut device.recorder);
-        ways.send(now, (from, to), flight, |fate| {
-            recorder.add(now, &Entry::Packet { number, fate });
+        let (now, recorder) = (device.now, &mut device.recorder);
+        ways.send(now, (from, to), flight, |flight, fate| {
+            recorder.add(now, &Entry::of_packet(flight.queue, &flight.packet, fate));
         });
     }
 
@@ -82,7 +82,13 @@ impl Fabric {
         while self.budget > 0 {
             let Some(ways) = &mut self.ways else { break };
             let now = self.functions.first().map_or(0, |function| function.device().now);
-            let Some(UnderWay { from, to, flight }) = ways.arrive(now) else { break };
+            let functions = &mut self.functions;
+            let arrived = ways.arrive(now, |from, flight| {
+                let recorder = &mut functions[from].device_mut().recorder;
+                let lost = Entry::of_packet(flight.queue, &flight.packet, PacketFate::Lost);
+                recorder.add(now, &lost);
+            });
+            let Some(UnderWay { from, to, flight }) = arrived else { break };
             worked = true;
             if let (true, Ok(packet)) = (self.can_reach(from, to), Packet::parse(&flight.packet)) {
                 if let Destination::Group(group) = flight.path.destination {
