@@ -48,9 +48,9 @@ const MISTAKES: &[Mistake] = &[
         name: "the_memory_of_a_dropped_future_stays_in_its_slot",
         edit: Edit {
             file: "src/aio/inflight.rs",
-            from: "_ => discard(loan, deferred),",
-            to: "_ if CHOSEN => loan.settle(),
-        _ => discard(loan, deferred),",
+            from: "Fate::Abandoned => discard(loan, deferred),",
+            to: "Fate::Abandoned if CHOSEN => loan.settle(),
+        Fate::Abandoned => discard(loan, deferred),",
         },
         test: ECHO,
     },
