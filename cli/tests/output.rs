@@ -28,9 +28,9 @@ fn uverbs(words: &[&str]) -> Command {
     command
 }
 
-/// The writing end of a pipe without a reader.
+/// The writing end of a pipe without a reader. No program that another test starts meanwhile inherits the reading end.
 fn closed_pipe() -> OwnedFd {
-    rustix::pipe::pipe().unwrap().1
+    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap().1
 }
 
 fn full() -> File {
