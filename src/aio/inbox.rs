@@ -198,12 +198,10 @@ impl<S: Locking> Inbox<S> {
             }
             match self.refill() {
                 Refill::Done | Refill::Refused => break,
-                // As a single request.
-                Refill::Full if self.queue.inflight.move_ends(Side::Recv) => {}
                 Refill::Full if waits => return,
                 Refill::Full => {
-                    self.queue.inflight.wait(Side::Recv, &mut self.ticket, waker);
-                    waits = true;
+                    let inflight = &self.queue.inflight;
+                    waits = inflight.make_or_await_room(Side::Recv, &mut self.ticket, waker);
                 }
             }
         }

@@ -490,9 +490,28 @@ impl<S: Locking> Inflight<S> {
         Admission::Wait
     }
 
-    /// Lets a request wait for room. The caller then tries to post once more: a completion that came before
-    /// this call made room and woke nobody.
-    pub(super) fn wait(&self, side: Side, ticket: &mut Option<Ticket>, waker: &Waker) {
+    /// For a request that found its queue full: moves ends that their futures did not fetch, or lets it wait for room. Either
+    /// way the caller tries to post once more. Returns whether the request waits; if it finds no room then, a later
+    /// completion wakes it.
+    ///
+    /// Ends are looked for once more after the wait has begun, as a completion that came before woke nobody, and to fetch
+    /// an end wakes nobody either. Then each slot is free, or has a request whose completion is to come.
+    pub(super) fn make_or_await_room(
+        &self,
+        side: Side,
+        ticket: &mut Option<Ticket>,
+        waker: &Waker,
+    ) -> bool {
+        if self.move_ends(side) {
+            return false;
+        }
+        self.wait(side, ticket, waker);
+        self.move_ends(side);
+        true
+    }
+
+    /// Lets a request wait for room.
+    fn wait(&self, side: Side, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let Some(mut state) = self.state() else { return };
         if state.broken.is_some() {

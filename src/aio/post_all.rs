@@ -190,13 +190,9 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
             }
             match self.queue.post_list(side, &mut self.waiting, &mut self.posted) {
                 Ok(()) => continue,
-                // As a single request: ends that nobody fetched make room, and a completion that came before `wait`
-                // woke nobody. Each time there is one end less that can be moved.
-                Err(PostError::Full) if inflight.move_ends(side) => {}
                 Err(PostError::Full) if waits => return,
                 Err(PostError::Full) => {
-                    inflight.wait(side, &mut self.ticket, waker);
-                    waits = true;
+                    waits = inflight.make_or_await_room(side, &mut self.ticket, waker);
                 }
                 Err(error) => self.refuse_next(OpErrorKind::Post(error)),
             }

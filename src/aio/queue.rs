@@ -228,20 +228,13 @@ impl<S: Locking> Queue<S> {
         ticket: &mut Option<Ticket>,
         waker: &Waker,
     ) -> Result<u64, PostFailure> {
-        let (inflight, side) = (&*self.inflight, request.side());
-        if inflight.move_ends(side) {
+        let side = request.side();
+        loop {
+            let waits = self.inflight.make_or_await_room(side, ticket, waker);
             match self.post_admitted(request, memory, waker) {
-                Err(failed) if failed.is_full() => {}
+                Err(failed) if failed.is_full() && !waits => {}
                 posted => return posted,
             }
-        }
-        inflight.wait(side, ticket, waker);
-        // Once more: a completion that came before `wait` woke nobody. It made room, or left an end that can be moved.
-        match self.post_admitted(request, memory, waker) {
-            Err(failed) if failed.is_full() && inflight.move_ends(side) => {
-                self.post_admitted(request, memory, waker)
-            }
-            posted => posted,
         }
     }
 

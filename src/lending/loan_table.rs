@@ -620,11 +620,23 @@ impl<P> LoanTable<P> {
         }
     }
 
-    /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans.
+    /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans. A payload that
+    /// another thread takes meanwhile has left its slot afterwards.
     #[cold]
     pub(crate) fn take_all_settled(&self, mut visit: impl FnMut(u64, P)) {
-        for (wr_id, payload) in self.lendable_slots().filter_map(LoanSlot::take_any_settled) {
-            visit(wr_id, payload);
+        for slot in self.lendable_slots() {
+            for tries in 0.. {
+                let state = slot.state.load(Ordering::Relaxed);
+                if state & SETTLED == SETTLED {
+                    if let Some((wr_id, payload)) = slot.take_any_settled() {
+                        visit(wr_id, payload);
+                        break;
+                    }
+                } else if state != TAKEN {
+                    break;
+                }
+                wait(tries);
+            }
         }
     }
 

@@ -181,7 +181,7 @@ fn a_future_that_finds_the_queue_full_is_woken() {
 /// The same, with a task that waits for the request: its end is in the slot, and fetching it wakes nobody.
 #[test]
 fn a_future_that_finds_an_unfetched_end_moves_it_or_is_woken() {
-    loom::model(|| {
+    crate::sync::bounded_model(2, 3, || {
         let mut queue = Queue::new(1);
         let wr_id = queue.post(Waker::noop()).unwrap();
         let inflight = queue.inflight.clone();
@@ -204,14 +204,13 @@ fn a_future_that_finds_an_unfetched_end_moves_it_or_is_woken() {
             let (task, waker) = task();
             let mut ticket = None;
             while queue.post(&waker).is_none() {
-                if queue.inflight.move_ends(Side::Send) {
-                    continue;
-                }
-                if ticket.is_some() {
+                let side = Side::Send;
+                if queue.inflight.make_or_await_room(side, &mut ticket, &waker) {
+                    if queue.post(&waker).is_some() {
+                        break;
+                    }
                     task.0.wait();
-                    continue;
                 }
-                queue.inflight.wait(Side::Send, &mut ticket, &waker);
             }
             queue.inflight.leave(Side::Send, ticket);
         };
