@@ -135,6 +135,12 @@ impl RawCompletionQueue {
 
     /// Destroys the queue; dropping it does the same silently, as soon as nothing uses it any more.
     ///
+    /// ```no_run
+    /// # fn f(raw: uverbs::mlx5::RawCompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// raw.destroy()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`CompletionQueue::destroy`]; this comes back with the error.

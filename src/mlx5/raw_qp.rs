@@ -167,6 +167,12 @@ impl<S: Sharing> RawQueuePair<S> {
 
     /// Destroys the queue pair; dropping it does the same silently.
     ///
+    /// ```no_run
+    /// # fn f(raw: uverbs::mlx5::RawQueuePair) -> Result<(), Box<dyn std::error::Error>> {
+    /// raw.destroy()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`QueuePair::destroy`]; this comes back with the error.

@@ -100,6 +100,13 @@ impl RawSharedReceiveQueue {
 
     /// Destroys the queue; dropping it does the same silently, as soon as no queue pair uses it any more.
     ///
+    /// ```no_run
+    /// # fn f(mut raw: uverbs::mlx5::RawSharedReceiveQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// raw.set_limit(4)?;
+    /// raw.destroy()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`SharedReceiveQueue::destroy`]; this comes back with the error.

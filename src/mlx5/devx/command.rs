@@ -202,6 +202,18 @@ pub fn general_command(context: &Context, input: &[u8], output: &mut [u8]) -> Re
 /// As [`general_command`], for any opcode and function. The kernel also takes opcodes from `GENERAL_START` on, such as accesses
 /// to the registers of firmware.
 ///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// use uverbs::mlx5::devx;
+/// use uverbs_uapi::mlx5::prm::opcode;
+///
+/// let mut command = [0; 16];
+/// command[..2].copy_from_slice(&opcode::QUERY_VHCA_STATE.to_be_bytes());
+/// // SAFETY: the command names neither memory nor keys, and changes nothing.
+/// unsafe { devx::general_command_unchecked(context, &command, &mut [0; 64])? };
+/// # Ok(()) }
+/// ```
+///
 /// # Safety
 ///
 /// As far as the command lets the device access memory by key, the memory stays registered, and is not borrowed while the
