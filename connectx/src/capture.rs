@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
 
 use uverbs_roce::frame::{self, Route};
+use uverbs_roce::opcodes::Operation;
 
 use crate::link::Flight;
 use crate::path::{Destination, Path};
@@ -17,7 +18,7 @@ use crate::path::{Destination, Path};
 const HEADER: [u32; 6] = [0xa1b2_3c4d, 0x0004_0002, 0, 0, 0xffff, 1];
 const NANOSECONDS: u64 = 1_000_000_000;
 /// The opcodes of masked atomics, without the transport.
-const PRIVATE: std::ops::RangeInclusive<u8> = 0x18..=0x19;
+const PRIVATE: [u8; 2] = [Operation::MaskedCompareSwap as u8, Operation::MaskedFetchAdd as u8];
 
 /// A file that packets are written to.
 pub(crate) struct Capture {

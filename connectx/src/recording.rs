@@ -29,7 +29,9 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use uverbs_roce::headers::Bth;
 use uverbs_roce::opcodes::Opcode;
+use zerocopy::FromBytes;
 
 /// The first bytes of a recording.
 pub const MAGIC: &[u8; 8] = b"connectx";
@@ -186,11 +188,9 @@ pub enum Entry<B> {
 impl Entry<&[u8]> {
     /// The entry of a packet, which begins with its BTH.
     pub(crate) fn of_packet(number: u32, packet: &[u8], fate: PacketFate) -> Self {
-        let word = |at: usize| packet.get(at..).and_then(|rest| rest.first_chunk());
-        let number_of_24_bits =
-            |at| word(at).map_or(0, |word| u32::from_be_bytes(*word) & 0xff_ffff);
-        let opcode = packet.first().copied().unwrap_or_default();
-        Entry::Packet { number, to: number_of_24_bits(4), psn: number_of_24_bits(8), opcode, fate }
+        let bth = Bth::read_from_prefix(packet).map_or_else(|_| Bth::default(), |(bth, _)| bth);
+        let (to, psn) = (bth.destination(), bth.psn().get());
+        Entry::Packet { number, to, psn, opcode: bth.opcode, fate }
     }
 }
 
