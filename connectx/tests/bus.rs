@@ -121,9 +121,7 @@ fn nothing_is_written_after_a_key_is_destroyed() {
             assert!(steps > 3, "{steps}");
             return;
         }
-        let mut destroy = [0; 16];
-        destroy[8..12].copy_from_slice(&(key >> 8).to_be_bytes());
-        p.driver.run_command(opcode::DESTROY_MKEY, &destroy).unwrap();
+        p.driver.run_command_on(opcode::DESTROY_MKEY, key >> 8).unwrap();
         p.driver.memory().write(to, &[LATER; LONG]).unwrap();
         p.driver.run();
         assert!(read(&mut p, to) == [LATER; LONG], "{steps}");

@@ -166,9 +166,7 @@ fn a_cq_overrun_moves_the_qp_to_error() {
     let mut p = Pair::with(&[(cqc::log_cq_size, 1)], &[]);
     for posted in 1..=4 {
         p.driver.post_send(&mut p.a, NOP, 0, &[]);
-        let mut input = [0; 16];
-        input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
-        let out = p.driver.run_command(opcode::QUERY_QP, &input).unwrap();
+        let out = p.driver.run_command_on(opcode::QUERY_QP, p.a.number).unwrap();
         let state = Bits::<query_qp_out, _>::new(out).sub(query_qp_out::qpc).get(qpc::state);
         assert_eq!(state == ERROR, posted > 2, "after {posted}");
         let events = p.bytes::<256>(p.events);
@@ -206,9 +204,7 @@ fn an_event_reports_each_cqe_once() {
     p.driver.arm(p.send_cq, 5);
     events += 2;
     assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "one more since");
-    let mut input = [0; 16];
-    input[8..12].copy_from_slice(&p.send_cq.to_be_bytes());
-    let out = p.driver.run_command(opcode::QUERY_CQ, &input).unwrap();
+    let out = p.driver.run_command_on(opcode::QUERY_CQ, p.send_cq).unwrap();
     let context = Bits::<query_cq_out, _>::new(out).sub(query_cq_out::cq_context).bytes().to_vec();
     let context = Bits::<cqc, _>::new(context);
     let counters = [cqc::producer_counter, cqc::last_notified_index, cqc::last_solicit_index];

@@ -109,9 +109,7 @@ fn a_destroyed_key_gives_no_access_to_what_is_there_later() {
             assert!(steps > 4, "{steps}");
             return;
         }
-        let mut destroy = [0; 16];
-        destroy[8..12].copy_from_slice(&(key >> 8).to_be_bytes());
-        p.driver.run_command(opcode::DESTROY_MKEY, &destroy).unwrap();
+        p.driver.run_command_on(opcode::DESTROY_MKEY, key >> 8).unwrap();
         p.driver.memory().write(to, &[LATER; LONG]).unwrap();
         p.driver.run();
         let taken = read(&mut p, from);

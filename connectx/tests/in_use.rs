@@ -43,10 +43,8 @@ impl Fixture {
 
     /// Destroys an object and returns the status.
     fn destroy(&mut self, object: Object) -> u8 {
-        let number = object.number.to_be_bytes();
-        let mut input = [0; 16];
-        input[8..12].copy_from_slice(&number);
-        self.driver.run_command(object.destroy, &input).map_or_else(|refused| refused.0, |_| 0)
+        let answer = self.driver.run_command_on(object.destroy, object.number);
+        answer.map_or_else(|refused| refused.0, |_| 0)
     }
 
     /// Asserts that an object can only be destroyed after its user.

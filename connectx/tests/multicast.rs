@@ -127,9 +127,8 @@ fn a_member_that_is_not_destroyed_goes_on() {
     let (mut a, mut b) = (f.member(false), f.member(false));
     for member in [&a, &b] {
         f.attach(opcode::ATTACH_TO_MCG, member).unwrap();
-        let mut destroy = [0; 16];
-        destroy[8..12].copy_from_slice(&member.queue.number.to_be_bytes());
-        let refused = f.driver.run_command(opcode::DESTROY_QP, &destroy).unwrap_err();
+        let number = member.queue.number;
+        let refused = f.driver.run_command_on(opcode::DESTROY_QP, number).unwrap_err();
         assert_eq!(refused.0, RESOURCE_BUSY);
     }
     f.send([&mut a, &mut b], QKEY);

@@ -400,9 +400,7 @@ fn objects_in_use_are_not_destroyed() {
         (opcode::DEALLOC_UAR, p.driver.uar, 7),
     ];
     let destroy = |p: &mut Pair, destroy, number: u32| {
-        let mut input = [0; 16];
-        input[8..12].copy_from_slice(&number.to_be_bytes());
-        p.driver.run_command(destroy, &input).map_or_else(|refused| refused.0, |_| 0)
+        p.driver.run_command_on(destroy, number).map_or_else(|refused| refused.0, |_| 0)
     };
     for gone in 0..objects.len() {
         for (op, number, _) in objects.iter().filter(|(.., before)| *before > gone) {

@@ -154,6 +154,13 @@ impl Driver {
         self.run_raw_command(&input, 4096)
     }
 
+    /// Runs a command whose input is the number of one object.
+    pub(crate) fn run_command_on(&mut self, op: u16, number: u32) -> Result<Vec<u8>, CommandError> {
+        let mut input = [0; 16];
+        input[8..12].copy_from_slice(&number.to_be_bytes());
+        self.run_command(op, &input)
+    }
+
     /// Runs a command in the first slot.
     pub(crate) fn run_raw_command(
         &mut self,
