@@ -373,17 +373,13 @@ impl Driver {
 
     /// Sends a command whose input is the number of one object, at byte 8.
     pub(crate) fn execute_on(&self, switch: &mut Switch, op: u16, number: u32) -> Result<Vec<u8>> {
-        let mut command = vec![0; 16];
-        command[..2].copy_from_slice(&op.to_be_bytes());
-        command[8..12].copy_from_slice(&number.to_be_bytes());
-        self.execute(switch, &command)
+        self.execute(switch, &about(op, number))
     }
 
     /// Sends a command of a user context that has nothing but its header.
     fn execute_of(&self, switch: &mut Switch, op: u16, uid: u16) -> Result<Vec<u8>> {
-        let mut command = vec![0; 16];
-        command[..2].copy_from_slice(&op.to_be_bytes());
-        command[2..4].copy_from_slice(&uid.to_be_bytes());
+        let mut command = about(op, 0);
+        set_uid(&mut command, uid);
         self.execute(switch, &command)
     }
 
@@ -570,6 +566,19 @@ impl Driver {
             _ => {}
         }
     }
+}
+
+/// A command whose input is the number of one object, at byte 8.
+pub(crate) fn about(op: u16, number: u32) -> [u8; 16] {
+    let mut command = [0; 16];
+    command[..2].copy_from_slice(&op.to_be_bytes());
+    command[8..12].copy_from_slice(&number.to_be_bytes());
+    command
+}
+
+/// Sets the user context that sends a command, and owns what it creates.
+pub(crate) fn set_uid(command: &mut [u8], uid: u16) {
+    command[2..4].copy_from_slice(&uid.to_be_bytes());
 }
 
 /// Commands that destroy or release something.

@@ -44,7 +44,7 @@ use crate::call::{Call, Result};
 use crate::cm::{CmFileId, Manager, Ports};
 use crate::driver::{
     Driver, IB_EVENT_DEVICE_FATAL, IB_EVENT_PORT_ACTIVE, IB_EVENT_PORT_ERR, OpenerId, Reports,
-    report,
+    report, set_uid,
 };
 use crate::events::{Crowded, EventFile, Inode, inode, is_hung_up};
 use crate::faults::{Rates, Verb};
@@ -836,7 +836,7 @@ impl Kernel {
     /// A command whose object the file's user context owns.
     fn of_context(&self, file: FileId, command: &[u8]) -> Result<Vec<u8>> {
         let mut command = command.to_vec();
-        command[2..4].copy_from_slice(&self.file(file)?.uid.to_be_bytes());
+        set_uid(&mut command, self.file(file)?.uid);
         Ok(command)
     }
 

@@ -6,7 +6,7 @@ use super::cq::VECTORS;
 use super::mmap::Leaving;
 use super::{FileId, Kernel, Method, Object};
 use crate::call::{Call, Result};
-use crate::driver::{Driver, input};
+use crate::driver::{Driver, about, input, set_uid};
 use crate::events::EventFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -274,7 +274,7 @@ fn command(kernel: &Kernel, call: &Call<'_>, [cmd_in, cmd_out]: [u16; 2]) -> Res
     if uid == 0 && !WHITELIST.contains(&half(&input, 0)) {
         return Err(Errno::INVAL);
     }
-    input[2..4].copy_from_slice(&uid.to_be_bytes());
+    set_uid(&mut input, uid);
     Ok(input)
 }
 
@@ -385,10 +385,8 @@ pub(super) fn destroy(
     Identity { obj_type, number, .. }: Identity,
     op: u16,
 ) -> Result<()> {
-    let mut input = vec![0; HEADER];
-    input[..2].copy_from_slice(&op.to_be_bytes());
+    let mut input = about(op, number);
     input[6..8].copy_from_slice(&obj_type.to_be_bytes());
-    input[8..12].copy_from_slice(&number.to_be_bytes());
     let (driver, switch) = kernel.driver(file)?;
     driver.execute(switch, &input)?;
     kernel.take_events_of(file)
@@ -488,7 +486,7 @@ fn reg_umem(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     context.set(umem::page_offset, address - first);
     context.set(umem::num_of_mtt, pages);
     let mut command = command.into_inner();
-    command[2..4].copy_from_slice(&uid.to_be_bytes());
+    set_uid(&mut command, uid);
     for page in 0..pages {
         // Readable, and writable.
         let rights = 1 | u64::from(writable) << 1;
