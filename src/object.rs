@@ -119,8 +119,9 @@ pub(crate) struct Object<M = ()> {
 
 impl<M> Object<M> {
     pub(crate) fn new(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
-        let (alive, owned) = (AtomicBool::new(true), AtomicBool::new(true));
-        Object { file, class, handle, alive, owned, memory: Some(memory) }
+        let mut object = Object::without_memory(file, class, handle);
+        object.memory = Some(memory);
+        object
     }
 
     /// An object through which the device reaches no memory of this process.

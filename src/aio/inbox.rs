@@ -208,7 +208,7 @@ impl<S: Locking> Inbox<S> {
         self.queue.inflight.leave(Side::Recv, self.ticket.take());
     }
 
-    /// Posts the receives that are missing, whoever waits for room.
+    /// Posts the receives that are missing, also while other requests wait for room.
     fn refill(&mut self) -> Refill {
         let missing = self.missing();
         self.queue.post_from_pool(&self.pool, missing, &mut self.posted)

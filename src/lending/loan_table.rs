@@ -285,7 +285,7 @@ pub(crate) struct ReturnedLoan<'s, P> {
 /// The loan of a send that succeeded.
 pub(crate) enum SentLoan<'s, P> {
     Returned(ReturnedLoan<'s, P>),
-    /// It stays in its slot, for whoever posted it.
+    /// It stays in its slot, for the future that posted it.
     Settled,
 }
 

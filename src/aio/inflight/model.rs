@@ -135,6 +135,24 @@ fn a_future_polled_while_the_driver_ends_is_woken() {
     });
 }
 
+/// The driver's part of a completion, beside futures that may wait for room in the queue.
+fn complete_and_make_room(queue: &Queue, wr_id: u64) -> impl FnOnce() + Send + use<> {
+    let inflight = queue.inflight.clone();
+    let mut table =
+        InflightTable::<Shared> { waiting: queue.table.waiting(), ..Default::default() };
+    table.insert(inflight.clone());
+    move || {
+        let mut deferred = Deferred::default();
+        let someone_waits = table.anyone_waits();
+        if someone_waits {
+            deferred.make_room(InflightKey::new(0, 0));
+        }
+        Queue::complete(&inflight, wr_id, 0, &mut deferred);
+        table.make_room(!someone_waits, &mut deferred);
+        deferred.run();
+    }
+}
+
 /// The queue is full when a future wants to post, and a request completes: the future finds room, or is
 /// woken.
 #[test]
@@ -144,21 +162,8 @@ fn a_future_that_finds_the_queue_full_is_woken() {
         let wr_id = queue.post(Waker::noop()).unwrap();
         // Its future was dropped.
         queue.inflight.abandon(wr_id);
-        let inflight = queue.inflight.clone();
-        let mut table =
-            InflightTable::<Shared> { waiting: queue.table.waiting(), ..Default::default() };
-        table.insert(inflight.clone());
-        let driver = thread::spawn(move || {
-            let mut deferred = Deferred::default();
-            let someone_waits = table.anyone_waits();
-            if someone_waits {
-                deferred.make_room(InflightKey::new(0, 0));
-            }
-            Queue::complete(&inflight, wr_id, 0, &mut deferred);
-            table.make_room(!someone_waits, &mut deferred);
-            deferred.run();
-        });
-        let future = thread::spawn(move || {
+        let driver = complete_and_make_room(&queue, wr_id);
+        let future = move || {
             let (task, waker) = task();
             let mut ticket = None;
             loop {
@@ -172,9 +177,8 @@ fn a_future_that_finds_the_queue_full_is_woken() {
                 task.0.wait();
             }
             queue.inflight.leave(Side::Send, ticket);
-        });
-        driver.join().unwrap();
-        future.join().unwrap();
+        };
+        at_once(driver, future);
     });
 }
 
@@ -184,19 +188,9 @@ fn a_future_that_finds_an_unfetched_end_moves_it_or_is_woken() {
     crate::sync::bounded_model(2, 3, || {
         let mut queue = Queue::new(1);
         let wr_id = queue.post(Waker::noop()).unwrap();
-        let inflight = queue.inflight.clone();
-        let mut table =
-            InflightTable::<Shared> { waiting: queue.table.waiting(), ..Default::default() };
-        table.insert(inflight.clone());
+        let (inflight, complete) = (queue.inflight.clone(), complete_and_make_room(&queue, wr_id));
         let driver = move || {
-            let mut deferred = Deferred::default();
-            let someone_waits = table.anyone_waits();
-            if someone_waits {
-                deferred.make_room(InflightKey::new(0, 0));
-            }
-            Queue::complete(&inflight, wr_id, 0, &mut deferred);
-            table.make_room(!someone_waits, &mut deferred);
-            deferred.run();
+            complete();
             let progress = inflight.progress(wr_id, Waker::noop());
             assert!(matches!(progress, OpProgress::Over(..)));
         };
