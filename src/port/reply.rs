@@ -1,6 +1,6 @@
 //! The path back to the sender of a datagram. Pairs with `ibv_init_ah_from_wc` of rdma-core.
 
-use super::GidType;
+use super::{GidEntry, GidType};
 use crate::address_vector::{AddressVector, Grh};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -59,18 +59,15 @@ impl Context {
 
     /// The index of the GID that a datagram was sent to.
     fn index_of(&self, verb: &'static str, port: u32, grh: &Grh) -> Result<u32> {
-        let is_v2 = |gid_type| gid_type == GidType::ROCE_V2;
-        let table = self.gid_table().map_err(|error| error.in_verb(verb))?;
-        let mut here = table
-            .iter()
-            .filter(|entry| entry.port == port && is_v2(entry.gid_type) == grh.is_roce_v2);
+        let is_of_kind = |entry: &GidEntry| (entry.gid_type == GidType::ROCE_V2) == grh.is_roce_v2;
         let found = match grh.destination.ip().is_multicast() {
-            true => {
-                let preferred = self.default_gid(port).map_err(|error| error.in_verb(verb))?;
-                here.find(|entry| entry.index == preferred.index)
-            }
-            false => here.find(|entry| entry.gid == grh.destination),
+            true => self.default_gid(port).map(|entry| Some(entry).filter(is_of_kind)),
+            false => self.gid_table().map(|table| {
+                let is_it = |entry: &GidEntry| entry.port == port && entry.gid == grh.destination;
+                table.into_iter().find(|entry| is_it(entry) && is_of_kind(entry))
+            }),
         };
+        let found = found.map_err(|error| error.in_verb(verb))?;
         found.map(|entry| entry.index).ok_or_else(|| {
             let gid = grh.destination;
             let kind = if grh.is_roce_v2 { "RoCE v2" } else { "InfiniBand or RoCE v1" };
