@@ -57,21 +57,18 @@ fn check(verb: &'static str, input: &[u8], output: &[u8]) -> Result<()> {
 /// `EOPNOTSUPP` without.
 pub(super) fn file_of<'c>(verb: &'static str, context: &'c Context) -> Result<&'c Arc<File>> {
     let file = &context.file;
-    file.provider.mlx5(verb)?;
-    if !has_devx(file) {
-        return Err(Error::new(verb, Errno::OPNOTSUPP).detail(without_devx(file)));
+    if let Some(why) = without_devx(verb, file)? {
+        return Err(Error::new(verb, Errno::OPNOTSUPP).detail(why));
     }
     file.check_fork(verb)?;
     Ok(file)
 }
 
-/// Whether the kernel made a user context for the file, as far as it tells.
-fn has_devx(file: &File) -> bool {
-    file.provider.mlx5("query_device").is_ok_and(|mlx5| mlx5.limits().devx != Some(false))
-}
-
-fn without_devx(file: &File) -> String {
-    format!("{} has no DEVX, or its driver permits this user none", file.device.name())
+/// Words for a file for which the kernel made no user context; `None` for others, as far as the kernel tells.
+fn without_devx(verb: &'static str, file: &File) -> Result<Option<String>> {
+    let lacks = file.provider.mlx5(verb)?.limits().devx == Some(false);
+    let name = file.device.name();
+    Ok(lacks.then(|| format!("{name} has no DEVX, or its driver permits this user none")))
 }
 
 /// The object that a command is about, and the attribute that names it.
@@ -105,12 +102,14 @@ pub(super) fn run(
         Subject::New { attribute } => command.made(attribute),
         Subject::None | Subject::Of { .. } => Ok(0),
     };
-    ran.map_err(|error| refusal(file, error, input, output))?;
+    if let Err(error) = ran {
+        return Err(refusal(without_devx(verb, file)?, error, input, output));
+    }
     made.map_err(|errno| Error::new(verb, errno))
 }
 
 /// Explains the error of a command: the kernel's, or firmware's, whose status and syndrome are in the output.
-fn refusal(file: &File, error: Error, input: &[u8], output: &[u8]) -> Error {
+fn refusal(without_devx: Option<String>, error: Error, input: &[u8], output: &[u8]) -> Error {
     match error.kernel_errno() {
         Some(Errno::REMOTEIO) => {
             let (status, errno) = status(output.first().copied().unwrap_or(0));
@@ -118,15 +117,15 @@ fn refusal(file: &File, error: Error, input: &[u8], output: &[u8]) -> Error {
             let detail = format!("firmware refused {name}: {status}, syndrome {syndrome:#x}");
             error.meaning(errno).detail(detail)
         }
-        Some(Errno::INVAL) if !has_devx(file) => {
-            let (name, why) = (name(input), without_devx(file));
-            error.meaning(Errno::OPNOTSUPP).detail(format!("{name}: {why}"))
-        }
-        Some(Errno::INVAL) => {
-            let detail =
-                format!("the kernel does not take {} here, or not with this object", name(input));
-            error.detail(detail)
-        }
+        Some(Errno::INVAL) => match without_devx {
+            Some(why) => error.meaning(Errno::OPNOTSUPP).detail(format!("{}: {why}", name(input))),
+            None => {
+                let name = name(input);
+                error.detail(format!(
+                    "the kernel does not take {name} here, or not with this object"
+                ))
+            }
+        },
         _ => error.context(|| name(input)),
     }
 }
