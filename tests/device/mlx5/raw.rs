@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 use uverbs::mlx5::{
     CqLayout, QpIndices, QpLayout, RawCompletionQueue, RawQueuePair, RawSharedReceiveQueue,
-    SrqLayout, address_vector, device_memory_address,
+    SrqLayout, WqLayout, address_vector, device_memory_address,
 };
 use uverbs::{Access, Notify, Remote, SendWr, Sge, WcOpcode};
 use uverbs_uapi::endian::{Be32, Be64};
@@ -114,6 +114,22 @@ fn data(sge: &Sge) -> [u8; 16] {
         lkey: Be32::new(sge.lkey.0),
         addr: Be64::new(sge.addr),
     })
+}
+
+/// Bytes in front of the data segments of a shared receive queue's WQE, which link it to the next.
+const LINK: usize = 16;
+
+/// Writes a receive of one data segment, `offset` bytes into the WQE `at`; another segment ends the list of a longer WQE.
+fn fill(wq: &WqLayout, at: usize, offset: usize, sge: &Sge) {
+    const SEGMENT: usize = 16;
+    let (stride, end) = (wq.stride as usize, Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 });
+    let segment = wq.buf.wrapping_add(at * stride + offset).cast::<[u8; SEGMENT]>();
+    // SAFETY: inside the ring, which has no other writer.
+    unsafe { segment.write(data(sge)) };
+    if stride > offset + SEGMENT {
+        // SAFETY: as above.
+        unsafe { segment.wrapping_add(1).write(data(&end)) };
+    }
 }
 
 /// Bytes of a WQEBB.
@@ -263,15 +279,7 @@ fn foreign_code_receives() -> Verdict {
     for round in 0..3 * layout.wqe_count as u64 {
         let at = usize::from(posted) & (layout.wqe_count as usize - 1);
         let sge = raw.a.memory.sge(64..128)?;
-        // SAFETY: inside the ring, which has no other writer.
-        let wqe = unsafe { layout.buf.add(at * layout.stride as usize) };
-        // SAFETY: as above; a second segment ends the list of a longer WQE.
-        unsafe { wqe.cast::<[u8; 16]>().write(data(&sge)) };
-        if layout.stride > 16 {
-            let end = Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 };
-            // SAFETY: as above.
-            unsafe { wqe.wrapping_add(16).cast::<[u8; 16]>().write(data(&end)) };
-        }
+        fill(&layout, at, 0, &sge);
         posted = posted.wrapping_add(1);
         store(raw.poster.dbrec, 0, posted.into());
         raw.b.fill(0..64, round);
@@ -298,15 +306,7 @@ fn foreign_code_fills_a_shared_receive_queue() -> Verdict {
     let rounds = 3 * wq.wqe_count as u64;
     for round in 0..rounds {
         let sge = memory.sge(64..128)?;
-        // SAFETY: inside the ring, which has no other writer.
-        let wqe = unsafe { wq.buf.add(usize::from(head) * wq.stride as usize) };
-        // SAFETY: as above, behind the segment that links the WQE to the next.
-        unsafe { wqe.wrapping_add(16).cast::<[u8; 16]>().write(data(&sge)) };
-        if wq.stride > 32 {
-            let end = Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 };
-            // SAFETY: as above.
-            unsafe { wqe.wrapping_add(32).cast::<[u8; 16]>().write(data(&end)) };
-        }
+        fill(&wq, head.into(), LINK, &sge);
         let filled = head;
         head = (head + 1) & (wq.wqe_count - 1) as u16;
         posted = posted.wrapping_add(1);
@@ -484,15 +484,7 @@ fn dropped_queue_frees_nothing_that_foreign_code_consumed() -> Verdict {
     let mut poller = Poller::of(cq.layout());
     let SrqLayout { wq, head, dbrec, posted, .. } = raw.layout();
     for at in 0..3 {
-        // SAFETY: inside the ring, which has no other writer.
-        let wqe = unsafe { wq.buf.add(usize::from(head + at) * wq.stride as usize) };
-        // SAFETY: as above, behind the segment that links the WQE to the next.
-        unsafe { wqe.wrapping_add(16).cast::<[u8; 16]>().write(data(&memory.sge(0..64)?)) };
-        if wq.stride > 32 {
-            let end = Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 };
-            // SAFETY: as above.
-            unsafe { wqe.wrapping_add(32).cast::<[u8; 16]>().write(data(&end)) };
-        }
+        fill(&wq, (head + at).into(), LINK, &memory.sge(0..64)?);
         store(dbrec, 0, (posted + at + 1).into());
         let sges = [b.sge(0..64)];
         b.send(SendWr::send(&sges).signaled())?;
