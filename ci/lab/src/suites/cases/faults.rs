@@ -123,27 +123,40 @@ fn one(name: &str, body: Test, vm: &mut Vm, device: Client, log: &mut String) ->
     }
 }
 
+/// What a script does with the server of a client that failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Server {
+    /// It may never notice: it is killed.
+    Killed,
+    /// It fails as well, at a time of its own.
+    Awaited,
+}
+
 /// A server on the second function and a client on the first, which ends the script as it ends.
-fn pair(server: &str, client: &str) -> String {
+fn pair(server: &str, client: &str, after: Server) -> String {
+    let kill = if after == Server::Killed { "[ $status = 0 ] || kill $server\n" } else { "" };
     format!(
         "timeout 60 {server} >/tmp/server 2>&1 & server=$!\n\
          until_true 'tcp 18515' || exit 1\n\
          timeout 50 {client} 127.0.0.1; status=$?\n\
-         [ $status = 0 ] || kill $server\n\
-         wait $server; cat /tmp/server; exit $status"
+         {kill}wait $server; cat /tmp/server; exit $status"
     )
+}
+
+/// One side of a ping-pong.
+fn ping_pong_on(device: &str, options: &str) -> String {
+    format!("ibv_rc_pingpong -d {device} -g 3 {options}")
 }
 
 /// A ping-pong with the same options on both sides.
 fn ping_pong(options: &str) -> String {
-    let side = |device| format!("ibv_rc_pingpong -d {device} -g 3 {options}");
-    pair(&side("mlx5_1"), &side("mlx5_0"))
+    pair(&ping_pong_on("mlx5_1", options), &ping_pong_on("mlx5_0", options), Server::Killed)
 }
 
 /// A program of perftest with the same options on both sides.
 fn perftest(program: &str) -> String {
     let side = |device| format!("{program} -d {device} -x 3 -F");
-    pair(&side("mlx5_1"), &side("mlx5_0"))
+    pair(&side("mlx5_1"), &side("mlx5_0"), Server::Killed)
 }
 
 impl FaultTest<'_> {
@@ -287,7 +300,8 @@ fn a_receive_with_a_syndrome(test: &mut FaultTest<'_>) -> Result<()> {
         syndrome: 0x04,
         vendor: 0x77,
     })?;
-    let text = test.fails(&ping_pong("-n 20"))?;
+    let (server, client) = (ping_pong_on("mlx5_1", "-n 20"), ping_pong_on("mlx5_0", "-n 20"));
+    let text = test.fails(&pair(&server, &client, Server::Awaited))?;
     ensure!(text.contains("(4) for wr_id 1"), "no protection error at the receiver\n{text}");
     ensure!(text.contains("(11) for wr_id 2"), "no remote error at the sender\n{text}");
     Ok(())
