@@ -3,6 +3,7 @@
 
 use rustix::event::PollFd;
 use rustix::io::Errno;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uverbs_host::{HostSystem, poll_until};
@@ -46,6 +47,13 @@ impl Platform {
     /// The time.
     pub(crate) fn now(&self) -> Instant {
         self.0.as_ref().map_or_else(Instant::now, |system| system.now())
+    }
+
+    /// A random number, which is no secret: that of a system whose runs repeat is of its seed.
+    pub(crate) fn random(&self) -> u64 {
+        let hosted = self.0.as_ref().and_then(|system| system.random());
+        // The standard library's hasher is seeded from the machine's randomness.
+        hosted.unwrap_or_else(|| RandomState::new().build_hasher().finish())
     }
 
     /// The time after `timeout`; `None` for one that the clock cannot represent, and without a timeout.

@@ -202,6 +202,12 @@ pub trait HostSystem: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// The time. A system with a clock of its own may be ahead of the machine's.
     fn now(&self) -> Instant;
 
+    /// A random number for what the wire shows, as the number of a first packet. A system whose runs repeat draws it
+    /// from its seed; `None` leaves it to the machine.
+    fn random(&self) -> Option<u64> {
+        None
+    }
+
     /// `poll(2)`: waits until a descriptor is ready or the deadline has come, and returns how many are ready.
     /// A system that is stepped runs meanwhile, in this call.
     ///

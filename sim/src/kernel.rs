@@ -330,6 +330,8 @@ pub(crate) struct Kernel {
     pub(crate) drivers: Vec<Driver>,
     pub(crate) cm: Manager,
     decisions: Decisions,
+    /// Random numbers for the library, which change no decision.
+    pub(crate) numbers: Decisions,
     pub(crate) history: Option<History>,
     /// The findings, if the fabric is strict.
     pub(crate) findings: Option<Vec<String>>,
@@ -349,6 +351,7 @@ impl Kernel {
             drivers: Vec::new(),
             cm: Manager::default(),
             decisions: Decisions::new(seed),
+            numbers: Decisions::new(seed ^ (1 << 63)),
             history: None,
             findings: None,
             rates,

@@ -572,6 +572,11 @@ impl HostSystem for World {
         }
     }
 
+    fn random(&self) -> Option<u64> {
+        let is_stepped = self.is_stepped();
+        self.kernel().ok().filter(|_| is_stepped).map(|mut kernel| kernel.numbers.below(u64::MAX))
+    }
+
     fn wait(&self, fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize> {
         if self.is_stepped() {
             return self.wait_stepped(fds, deadline);

@@ -12,7 +12,6 @@ use crate::error::{Error, Result, narrow};
 use crate::number::{Gid, Psn, Qkey, Qpn};
 use crate::port::{GidEntry, LinkLayer, Mtu, PortAttr};
 use crate::provider::RdAtomic;
-use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// Reads and atomics that a queue pair answers at once, unless its device can do less. Most hardware can do
 /// as many.
@@ -336,7 +335,9 @@ impl QpControl {
         };
         let endpoint = Endpoint {
             qpn: self.qpn(),
-            psn: random_psn(),
+            // Random, so that packets of an earlier connection between the same numbers are not taken for
+            // the new one's.
+            psn: Psn::new(context.device().platform().random() as u32),
             gid: entry.gid,
             lid: attr.lid,
             mtu: attr.active_mtu,
@@ -436,13 +437,6 @@ impl QpControl {
 
 fn needs_global(port: &PortAttr) -> bool {
     port.grh_required || port.link_layer == LinkLayer::ETHERNET
-}
-
-/// Random, so that packets of an earlier connection between the same numbers are not taken for
-/// the new one's.
-fn random_psn() -> Psn {
-    // The standard library's hasher is seeded from the system's randomness.
-    Psn::new(RandomState::new().build_hasher().finish() as u32)
 }
 
 #[cfg(test)]
