@@ -2,10 +2,9 @@
 
 use super::inflight::{Admission, Broken, Side, Ticket};
 use super::locking::Locking;
-use super::queue::{PostFailure, Queue, Tried, Turn};
+use super::queue::{PostFailure, Queue, Tried, Turn, end_of_sent};
 use crate::error::{Error, debug_is_sentence};
 use crate::first_panic::FirstPanic;
-use crate::lending::loan_table::RECV;
 use crate::owned::{Buffer, Lend, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
@@ -298,22 +297,6 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         }))
     }
 
-    /// Posts a [new](Stage::New) request. Each transfer in a function of its own, in which the compiler knows the operation.
-    #[inline(always)]
-    fn start(&mut self, transfer: Transfer, waker: &Waker) -> Poll<OpResult<L>> {
-        // Not a match: a table of jumps would take 3 instructions more.
-        if let Transfer::Write(to) = transfer {
-            return self.start_write(to, waker);
-        }
-        if let Transfer::Send = transfer {
-            return self.start_send(waker);
-        }
-        if let Transfer::Read(from) = transfer {
-            return self.start_read(from, waker);
-        }
-        self.start_recv(waker)
-    }
-
     #[inline(never)]
     fn start_send(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
         self.start_transfer(SendWr::send(&[]), waker)
@@ -427,6 +410,27 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         self.end_failed()
     }
 
+    /// Posts a [new](Stage::New) request that is no send or write. Beside those it would make a table of jumps, 4
+    /// instructions.
+    #[inline(never)]
+    fn start_other(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+        let Stage::New(request) = &self.stage else { return self.end_failed() };
+        match request.kind() {
+            Kind::Transfer(Transfer::Read(from)) => self.start_read(from, waker),
+            Kind::Transfer(_) => self.start_recv(waker),
+            Kind::Any(_) => self.start_any(waker),
+        }
+    }
+
+    #[inline(never)]
+    fn poll_other(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+        match self.stage {
+            Stage::Posted(wr_id) => self.poll_posted(wr_id, waker),
+            Stage::Waiting(..) => self.start_slowly(None, waker),
+            _ => self.end_failed(),
+        }
+    }
+
     /// How far a [posted](Stage::Posted) request is.
     #[inline(always)]
     fn poll_posted(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
@@ -436,12 +440,6 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         };
         *stage = Stage::Over;
         queue.end_of_settled(wr_id, loan)
-    }
-
-    /// The same of a receive.
-    #[inline(never)]
-    fn poll_recv(&mut self, wr_id: u64, waker: &Waker) -> Poll<OpResult<L>> {
-        self.poll_posted(wr_id, waker)
     }
 
     /// The same, of a request whose end is not in its slot.
@@ -459,25 +457,49 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
 impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
     type Output = OpResult<L>;
 
-    #[inline]
+    /// Inlined where the future is awaited: the end of a send or a write of a buffer stays in registers.
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
-        // Not a match: a table of jumps would take 5 instructions more.
-        if let Stage::Posted(wr_id) = self.stage {
-            return match wr_id & RECV {
-                0 => self.poll_posted(wr_id, cx.waker()),
-                _ => self.poll_recv(wr_id, cx.waker()),
-            };
+        let this = &mut *self;
+        let other = match &this.stage {
+            Stage::New(request) => match request.kind() {
+                Kind::Transfer(Transfer::Send) => this.start_send(cx.waker()),
+                Kind::Transfer(Transfer::Write(to)) => this.start_write(to, cx.waker()),
+                _ => this.start_other(cx.waker()),
+            },
+            Stage::Posted(wr_id) => match this.queue.take_sent(*wr_id) {
+                Some((buffer, outcome)) => {
+                    this.stage = Stage::Over;
+                    return Poll::Ready(end_of_sent(buffer, outcome));
+                }
+                None => this.poll_other(cx.waker()),
+            },
+            _ => this.poll_other(cx.waker()),
+        };
+        match other {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(end) => Poll::Ready(from_memory(end)),
         }
-        if let Stage::New(request) = &self.stage {
-            return match request.kind() {
-                Kind::Transfer(transfer) => self.start(transfer, cx.waker()),
-                Kind::Any(_) => self.start_any(cx.waker()),
-            };
-        }
-        match self.stage {
-            Stage::Waiting(..) => self.start_slowly(None, cx.waker()),
-            _ => self.end_failed(),
-        }
+    }
+}
+
+/// An end that a function out of line has written to memory, as values of their own. Otherwise an end that is in registers
+/// would be written to the same memory where both meet: 16 instructions.
+#[cold]
+#[inline(always)]
+pub(super) fn from_memory<L>(end: OpResult<L>) -> OpResult<L> {
+    match parts(end) {
+        (Some(memory), Ok(outcome)) => Ok(Finished { memory, outcome }),
+        (memory, Err(kind)) => Err(OpError { memory, kind }),
+        (None, Ok(_)) => Err(OpError { memory: None, kind: OpErrorKind::DriverGone }),
+    }
+}
+
+#[inline(never)]
+fn parts<L>(end: OpResult<L>) -> (Option<L>, Result<Outcome, OpErrorKind>) {
+    match end {
+        Ok(Finished { memory, outcome }) => (Some(memory), Ok(outcome)),
+        Err(OpError { memory, kind }) => (memory, Err(kind)),
     }
 }
 

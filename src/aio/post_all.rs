@@ -3,8 +3,8 @@
 use super::inflight::{Admission, Side, Ticket};
 use super::list::{Posted, Waiting};
 use super::locking::Locking;
-use super::op::{OpErrorKind, OpResult, Request, Transfer};
-use super::queue::Queue;
+use super::op::{OpErrorKind, OpResult, Request, Transfer, from_memory};
+use super::queue::{Queue, end_of_sent};
 use crate::first_panic::FirstPanic;
 use crate::owned::Lend;
 use crate::pd::Shared;
@@ -101,31 +101,34 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     /// }
     /// # Ok(()) }
     /// ```
+    #[inline(always)]
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<OpResult<L>>> {
-        if self.posted.len() == 0 {
-            self.post(cx.waker());
+        if let Some(wr_id) = self.posted.first() {
+            if let Some((buffer, outcome)) = self.queue.take_sent(wr_id) {
+                self.posted.pop_first();
+                return Poll::Ready(Some(end_of_sent(buffer, outcome)));
+            }
         }
-        if let Some(end) = self.take_first() {
-            return Poll::Ready(Some(end));
-        }
-        // All that was over has been returned: there is room again.
-        self.post(cx.waker());
-        match self.poll_first(cx.waker()) {
-            Poll::Ready(None) if self.waiting() > 0 => Poll::Pending,
-            end => end,
+        match self.poll_next_other(cx.waker()) {
+            Poll::Ready(Some(end)) => Poll::Ready(Some(from_memory(end))),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
         }
     }
 
-    /// The end of the first request, if it is over and in its slot.
-    #[inline(always)]
-    fn take_first(&mut self) -> Option<OpResult<L>> {
-        let (wr_id, queue) = (self.posted.first()?, &self.queue);
-        let loan = queue.inflight.take_settled(wr_id)?;
-        self.posted.pop_first();
-        match queue.end_of_settled(wr_id, loan) {
-            Poll::Ready(end) => Some(end),
-            // It never is.
-            Poll::Pending => None,
+    #[inline(never)]
+    fn poll_next_other(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
+        if self.posted.len() == 0 {
+            self.post(waker);
+        }
+        let is_over = |wr_id| self.queue.inflight.is_settled(wr_id);
+        if !self.posted.first().is_some_and(is_over) {
+            // All that was over has been returned: there is room again.
+            self.post(waker);
+        }
+        match self.poll_first(waker) {
+            Poll::Ready(None) if self.waiting() > 0 => Poll::Pending,
+            end => end,
         }
     }
 

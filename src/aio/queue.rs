@@ -256,7 +256,11 @@ impl<S: Locking> Queue<S> {
             }
             // Not a match: a table of jumps would take 4 instructions more.
             let pushed = if let Kind::Transfer(Transfer::Write(to)) = request.kind() {
-                batch.try_push_unwatched(SendWr::write(to, &[]), memory, self.sent(WcOpcode::WRITE))
+                batch.try_push_unwatched(
+                    SendWr::write(to, &[]),
+                    memory,
+                    self.sent(WcOpcode::WRITE),
+                )
             } else if let Kind::Transfer(Transfer::Send) = request.kind() {
                 batch.try_push_unwatched(SendWr::send(&[]), memory, self.sent(WcOpcode::SEND))
             } else if let Kind::Transfer(Transfer::Read(from)) = request.kind() {
@@ -456,8 +460,8 @@ impl<S: Locking> Queue<S> {
     ) -> Poll<OpResult<L>> {
         // Each arm ends in a call or in values that are in registers: results that meet in memory are copied once more, 24
         // instructions.
-        match self.take_sent(loan) {
-            Ok((memory, outcome)) => Poll::Ready(end(memory, outcome)),
+        match self.open_sent(loan) {
+            Ok((buffer, outcome)) => Poll::Ready(end_of_sent(buffer, outcome)),
             Err(loan) => self.end_of_buffer(wr_id, loan),
         }
     }
@@ -470,8 +474,8 @@ impl<S: Locking> Queue<S> {
         loan: ReturnedLoan<'_, Lent<OpTag>>,
         ends: &mut Vec<OpResult<L>>,
     ) {
-        match self.take_sent(loan) {
-            Ok((memory, outcome)) => ends.push(end(memory, outcome)),
+        match self.open_sent(loan) {
+            Ok((buffer, outcome)) => ends.push(end_of_sent(buffer, outcome)),
             Err(loan) => {
                 if let Poll::Ready(end) = self.end_of_buffer(wr_id, loan) {
                     ends.push(end);
@@ -480,17 +484,29 @@ impl<S: Locking> Queue<S> {
         }
     }
 
-    /// Memory and outcome of a send or a write of a buffer that succeeded; frees the slot.
+    /// Buffer and outcome of a send or a write that succeeded, if its end is in its slot; frees the slot.
     #[inline(always)]
-    fn take_sent<'s>(
+    pub(super) fn take_sent(&self, wr_id: u64) -> Option<(Buffer, Outcome)> {
+        if wr_id & RECV != 0 {
+            return None;
+        }
+        match self.open_sent(self.inflight.take_settled(wr_id)?) {
+            Ok(sent) => Some(sent),
+            Err(loan) => leave(loan),
+        }
+    }
+
+    /// The same of a loan that was taken, or the loan of any other request.
+    #[inline(always)]
+    fn open_sent<'s>(
         &self,
         loan: ReturnedLoan<'s, Lent<OpTag>>,
-    ) -> Result<(Memory, Outcome), ReturnedLoan<'s, Lent<OpTag>>> {
+    ) -> Result<(Buffer, Outcome), ReturnedLoan<'s, Lent<OpTag>>> {
         // Looked at first, so that nothing is to be dropped afterwards: 20 instructions.
         let Some(outcome) = self.inflight.sent_in(&loan) else { return Err(loan) };
         let (buffer, _tag, slot) = open_buffer(loan)?;
         drop(slot);
-        Ok((Memory::Buffer(buffer), outcome))
+        Ok((buffer, outcome))
     }
 
     /// The same for any other request than a send or a write of a buffer that succeeded.
@@ -765,6 +781,15 @@ fn end<L: Lend>(memory: Memory, outcome: Outcome) -> OpResult<L> {
         (Some(memory), true) => Ok(Finished { memory, outcome }),
         (memory, false) => Err(OpError { memory, kind: OpErrorKind::Status(outcome.status) }),
         (None, true) => Err(OpError { memory: None, kind: OpErrorKind::DriverGone }),
+    }
+}
+
+/// The end of a send or a write of a buffer that succeeded.
+#[inline(always)]
+pub(super) fn end_of_sent<L: Lend>(buffer: Buffer, outcome: Outcome) -> OpResult<L> {
+    match L::back(Memory::Buffer(buffer)) {
+        Some(memory) => Ok(Finished { memory, outcome }),
+        None => Err(OpError { memory: None, kind: OpErrorKind::DriverGone }),
     }
 }
 

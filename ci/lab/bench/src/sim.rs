@@ -61,6 +61,8 @@ pub const ROUND_TRIP: &str = "2 bytes there and back";
 pub const WRITE: &str = "write of 1 MiB";
 /// Sends of two bytes to the peer, 16 to a doorbell, all completions polled.
 pub const ONE_WAY: &str = "2 bytes there, 16 to a doorbell";
+/// RDMA writes of two bytes by tasks that each await theirs one after the other, on an event loop of two threads.
+pub const FUTURES: &str = "writes of 2 bytes, two threads";
 /// A mark: bytes copied by the processor.
 pub const COPY: &str = "copy of 1 MiB";
 
@@ -78,6 +80,14 @@ pub const TRAPPED_SPINNING: &str = "trapped, two threads spin";
 pub const TRAPPED_BLOCKING: &str = "trapped, two threads block";
 /// A task for each side, in an event loop of one thread.
 pub const TRAPPED_TOKIO: &str = "trapped, tokio";
+/// As many tasks as it says, on one queue pair, whose mutex they share with the driver.
+pub const ONE_TASK: &str = "trapped, 1 task";
+/// The same.
+pub const TWO_TASKS: &str = "trapped, 2 tasks on one queue pair";
+/// The same.
+pub const FOUR_TASKS: &str = "trapped, 4 tasks on one queue pair";
+/// Each task has a queue pair of its own.
+pub const FOUR_APART: &str = "trapped, 4 tasks on a queue pair each";
 /// A mark: two pipes and two threads, which read and write.
 pub const PIPES: &str = "mark: pipes, two threads";
 /// A mark: two threads that spin on a word.
@@ -108,6 +118,10 @@ pub const ALL: &[Measure] = &[
     measure(ROUND_TRIP, STEPPED, Allocations, Some(0.0)),
     measure(ROUND_TRIP, TRAPPED, Allocations, Some(0.0)),
     measure(ONE_WAY, STEPPED, Messages, Some(200e3)),
+    measure(FUTURES, ONE_TASK, Messages, None),
+    measure(FUTURES, TWO_TASKS, Messages, None),
+    measure(FUTURES, FOUR_TASKS, Messages, None),
+    measure(FUTURES, FOUR_APART, Messages, None),
     measure(WRITE, STEPPED, Gigabytes, Some(2.3)),
     measure(WRITE, TRAPPED, Gigabytes, Some(2.3)),
     measure(COPY, MEMCPY, Gigabytes, None),

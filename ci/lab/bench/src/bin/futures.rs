@@ -342,7 +342,7 @@ impl<S: Locking> Driven for Futures<S> {
             let rest = buffers.len() - BATCH as usize;
             let writes = buffers.drain(rest..).map(|buffer| (Transfer::Write(to), buffer));
             let mut list = one.post_all(writes);
-            if Pin::new(&mut list).poll(&mut cx).is_ready() {
+            if list.poll_next(&mut cx).is_ready() {
                 return Err("a list was refused".into());
             }
             lists.push(list);
@@ -357,11 +357,14 @@ impl<S: Locking> Driven for Futures<S> {
         let Futures { lists, buffers, .. } = self;
         let (before, mut over) = (buffers.len(), 0);
         for list in lists.iter_mut() {
-            let Poll::Ready(ends) = Pin::new(list).poll(&mut cx) else { break };
-            for end in ends {
-                buffers.push(end.map_err(|error| failed(&error))?.memory);
+            loop {
+                match list.poll_next(&mut cx) {
+                    Poll::Ready(Some(Ok(finished))) => buffers.push(finished.memory),
+                    Poll::Ready(Some(Err(error))) => return Err(failed(&error)),
+                    Poll::Ready(None) => break over += 1,
+                    Poll::Pending => break,
+                }
             }
-            over += 1;
         }
         lists.drain(..over);
         Ok((buffers.len() - before) as u32)

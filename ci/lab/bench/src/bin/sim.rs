@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::hint::{black_box, spin_loop};
 use std::io::{Read, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
@@ -347,6 +348,46 @@ fn one_way(mode: Mode) -> Result<Run> {
     })
 }
 
+/// Tasks on an event loop of two threads, each with writes of its own, one after the other.
+fn futures(tasks: usize, queue_pairs: usize) -> Result<Run> {
+    let fabric = Fabric::new(2, Mode::Trapped);
+    let event_loop =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let _guard = event_loop.enter();
+    let context = Context::open(&devices_on(&fabric.system())[0])?;
+    let pd = context.alloc_pd()?;
+    let pool = pd.buffer_pool_builder(SHORT).count(tasks).build()?;
+    let (cq, _driver) = context.cq_builder(128).spawn()?;
+    let mut pairs = Vec::new();
+    for _ in 0..queue_pairs {
+        let qp = cq.adopt(pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).build()?)?;
+        let peer = Side::new(&fabric, 1)?;
+        connect(&qp, &peer.qp)?;
+        pairs.push((Arc::new(qp), peer));
+    }
+    let mut kept = (0..tasks).map(|_| pool.take()).collect::<std::result::Result<Vec<_>, _>>()?;
+    timed(20_000 / tasks as u32, |rounds| {
+        event_loop.block_on(async {
+            let mut running = Vec::new();
+            for (number, mut buffer) in kept.drain(..).enumerate() {
+                let (qp, peer) = &pairs[number % queue_pairs];
+                let (qp, to) = (qp.clone(), peer.memory.remote(0)?);
+                running.push(tokio::spawn(async move {
+                    for _ in 0..rounds {
+                        buffer = qp.write(to, buffer).await?.memory;
+                    }
+                    Result::Ok(buffer)
+                }));
+            }
+            for task in running {
+                kept.push(task.await??);
+            }
+            Ok(())
+        })
+    })
+    .map(|run| Run { nanoseconds: run.nanoseconds / tasks as f64, ..run })
+}
+
 /// Two bytes through a pipe and back through another one.
 fn pipes() -> Result<Run> {
     let (mut here, mut there) = std::io::pipe()?;
@@ -414,6 +455,10 @@ fn run(measure: &Measure) -> Result<f64> {
         (sim::ROUND_TRIP, sim::PIPES) => pipes(),
         (sim::ROUND_TRIP, sim::WORD) => word(),
         (sim::ONE_WAY, sim::STEPPED) => one_way(stepped),
+        (sim::FUTURES, sim::ONE_TASK) => futures(1, 1),
+        (sim::FUTURES, sim::TWO_TASKS) => futures(2, 1),
+        (sim::FUTURES, sim::FOUR_TASKS) => futures(4, 1),
+        (sim::FUTURES, sim::FOUR_APART) => futures(4, 4),
         (sim::WRITE, sim::STEPPED) => long_writes(stepped),
         (sim::WRITE, sim::TRAPPED) => long_writes(Mode::Trapped),
         (sim::COPY, sim::MEMCPY) => copy(),
