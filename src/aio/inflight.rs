@@ -5,16 +5,20 @@
 //! The states of a slot are in [`loan_table`](crate::lending::loan_table). The fate in its tag:
 //!
 //! ```text
-//!               post                        completion                        poll
-//!    (free) ------------> Pending(waker) --------------> Sent, Over(outcome) --------> (free)
-//!                           |                               |  drop
-//!                           | drop, or driver gone          +---------> (free)
-//!                           v            completion
-//!                         Abandoned --------------> (free)
+//!             post                         completion                       poll, drop
+//!    (free) ---------> Pending(waker) -------------------> Sent, Over(outcome) ---------> (free)
+//!       |                 ^  |                                  ^
+//!       |     watch       |  | drop, or driver gone             |
+//!       |  +--------------+  v            completion            |
+//!       |  |               Abandoned --------------> (free)     |
+//!       |  |                         completion                 |
+//!       +--+-- Unwatched, Sent ---------------------------------+
+//!     post of a list
 //! ```
 //!
 //! A request of a list is not `Pending`, unless its end is the one that wakes the list. A send or a write of a list is `Sent`
-//! from the beginning, and over when its slot is settled; any other one is `Unwatched`.
+//! while it is lent as well: its completion [settles its slot alone](crate::lending::loan_table::SETTLES_ALONE), which says that
+//! it is over.
 //!
 //! The poster and the driver, which flag something for each other and then look, have a `SeqCst` fence in between: a
 //! future that waits for room ([`Inflight::wait`], [`InflightTable::make_room`]); a request that is posted while its
@@ -82,7 +86,7 @@ pub(super) enum Fate {
     /// In flight, and no future waits for it.
     Abandoned,
     /// A send or a write that succeeded, and its future was not polled since: of its completion the future needs no other
-    /// field. That of a list has it from the beginning, and its slot says whether it is over.
+    /// field. One of a list has this fate while it is in flight, too: then its slot is not settled.
     Sent(WcOpcode),
     /// Any other request that is over, and its future was not polled since. The number says how many were over before it.
     Over(Outcome, u64),
@@ -846,7 +850,7 @@ mod queue {
     use super::*;
     use crate::lending::loan_table::lender::Lender;
     #[cfg(loom)]
-    use crate::lending::loan_table::{SentLoan, UNWATCHED};
+    use crate::lending::loan_table::{SETTLES_ALONE, SentLoan};
     use crate::owned::lent;
 
     pub(super) struct Queue {
@@ -859,7 +863,7 @@ mod queue {
     impl Queue {
         /// A queue of `depth` sends.
         pub(super) fn new(depth: u32) -> Queue {
-            let lender = Lender::new(depth, 0).with_unwatched(true);
+            let lender = Lender::new(depth, 0).with_loans_settling_alone(true);
             let mut table = InflightTable::default();
             let no_receives = Lender::new(0, RECV).table().clone();
             let loans = [lender.table().clone(), no_receives];
@@ -875,17 +879,17 @@ mod queue {
 
         /// Posts a request of a list.
         #[cfg(loom)]
-        pub(super) fn post_unwatched(&mut self) -> Option<u64> {
-            Some(self.post_as(Fate::Sent(WcOpcode::SEND))? & !UNWATCHED)
+        pub(super) fn post_settling_alone(&mut self) -> Option<u64> {
+            Some(self.post_as(Fate::Sent(WcOpcode::SEND))? & !SETTLES_ALONE)
         }
 
         /// Returns the `wr_id` of the completion.
         fn post_as(&mut self, fate: Fate) -> Option<u64> {
-            let is_unwatched = matches!(fate, Fate::Sent(_));
+            let settles_alone = matches!(fate, Fate::Sent(_));
             let tag = OpTag { queue: self.key, fate };
             let mut batch = self.lender.begin();
             let Ok(slot) = batch.free_slot() else { return None };
-            let slot = if is_unwatched { slot.unwatched() } else { slot };
+            let slot = if settles_alone { slot.settling_alone() } else { slot };
             let wr_id = slot.wr_id();
             slot.lend(lent(Memory::None, tag));
             batch.commit();

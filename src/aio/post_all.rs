@@ -183,8 +183,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                     Admission::Broken(broken) => return self.refuse_all(broken.into()),
                 }
             }
-            // First as a single request is, and unwatched: the driver's part of a completion takes 64 instructions in place
-            // of 85.
+            // First as a single request is, and to settle alone: the driver's part of a completion takes 64 instructions in
+            // place of 85.
             if side == Side::Send {
                 self.queue.try_post_list(&mut self.waiting, &mut self.posted);
             }

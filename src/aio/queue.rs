@@ -256,13 +256,13 @@ impl<S: Locking> Queue<S> {
             }
             // Not a match: a table of jumps would take 4 instructions more.
             let pushed = if let Kind::Transfer(Transfer::Write(to)) = request.kind() {
-                batch.try_push_unwatched(
+                batch.try_push_settling_alone(
                     SendWr::write(to, &[]),
                     memory,
                     self.sent(WcOpcode::WRITE),
                 )
             } else if let Kind::Transfer(Transfer::Send) = request.kind() {
-                batch.try_push_unwatched(SendWr::send(&[]), memory, self.sent(WcOpcode::SEND))
+                batch.try_push_settling_alone(SendWr::send(&[]), memory, self.sent(WcOpcode::SEND))
             } else if let Kind::Transfer(Transfer::Read(from)) = request.kind() {
                 batch.try_push(SendWr::read(from, &[]), memory, self.unwatched())
             } else {

@@ -35,7 +35,7 @@ pub(crate) const COVERS: u64 = 1 << 4;
 /// Set in the `wr_id` of a send or a write that succeeds without news for anybody: no task waits for it, and its outcome
 /// is in the payload. Its completion settles the slot without a look at the payload, which takes 20 instructions less. The
 /// first holder of the slot clears the bit in the state, and then a task may wait.
-pub(crate) const UNWATCHED: u64 = 1 << 5;
+pub(crate) const SETTLES_ALONE: u64 = 1 << 5;
 /// The lowest bits of a `wr_id` are flags. The bits above them are a count, and the count modulo the size of
 /// the table is the slot's index. A slot has 64 bytes, or a multiple: with six flag bits, the masked count is
 /// the slot's offset in bytes, without a shift.
@@ -131,13 +131,13 @@ const TAKEN: u64 = NOT_LENT | 1 << FLAG_BITS;
 /// The state of a slot whose payload a future changes.
 const HELD: u64 = NOT_LENT | 2 << FLAG_BITS;
 /// Set beside the `wr_id` in the state of a slot whose request is over, and whose payload waits for the future.
-const SETTLED: u64 = NOT_LENT | UNWATCHED;
+const SETTLED: u64 = NOT_LENT | SETTLES_ALONE;
 
 /// A slot, on cache lines of its own, because two threads may work in neighbouring slots.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct LoanSlot<P> {
-    /// The `wr_id` of the loan, or one of the two states above.
+    /// The `wr_id` of the loan, with or without [`SETTLES_ALONE`], or a state above.
     state: AtomicU64,
     /// Initialised while the slot is lent, and until a taken payload is moved out.
     payload: LoomCell<MaybeUninit<P>>,
@@ -169,9 +169,9 @@ impl<P> LoanSlot<P> {
         self.take_back(wr_id)
     }
 
-    /// Settles the loan `wr_id`, which has [`UNWATCHED`], if it is in this slot and has it still.
+    /// Settles the loan `wr_id`, which has [`SETTLES_ALONE`], if it is in this slot and has it still.
     #[inline(always)]
-    fn settle_unwatched(&self, wr_id: u64) -> bool {
+    fn settle_alone(&self, wr_id: u64) -> bool {
         let settled = wr_id | SETTLED;
         // Release pairs with the Acquire of `take_settled`.
         self.state.compare_exchange(wr_id, settled, Ordering::Release, Ordering::Relaxed).is_ok()
@@ -182,7 +182,7 @@ impl<P> LoanSlot<P> {
     fn hold(&self, state: u64) -> Option<HeldLoan<'_, P>> {
         // Acquire pairs with the Release of `lend`, and with that of another `HeldLoan`.
         self.state.compare_exchange(state, HELD, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(HeldLoan { slot: self, wr_id: state & !UNWATCHED, payload: PhantomData })
+        Some(HeldLoan { slot: self, wr_id: state & !SETTLES_ALONE, payload: PhantomData })
     }
 
     /// Takes the loan `wr_id`, if it is in this slot and settled.
@@ -203,7 +203,7 @@ impl<P> LoanSlot<P> {
                 if let Some(loan) = self.take_settled(wr_id) {
                     return Claim::Settled(loan);
                 }
-            } else if state & !UNWATCHED == wr_id {
+            } else if state & !SETTLES_ALONE == wr_id {
                 if let Some(loan) = self.hold(state) {
                     return Claim::Lent(loan);
                 }
@@ -436,8 +436,8 @@ pub(crate) struct LoanTable<P> {
     index_mask: u64,
     slots: Arc<[LoanSlot<P>]>,
     len: u32,
-    /// Whether loans may be [unwatched](UNWATCHED). Not where `wr_id`s come from a kernel, which could set the bit.
-    has_unwatched: bool,
+    /// Whether loans may [settle alone](SETTLES_ALONE). Not where `wr_id`s come from a kernel, which could set the bit.
+    may_settle_alone: bool,
 }
 
 impl<P> Clone for LoanTable<P> {
@@ -447,7 +447,7 @@ impl<P> Clone for LoanTable<P> {
             index_mask: self.index_mask,
             slots: self.slots.clone(),
             len: self.len,
-            has_unwatched: self.has_unwatched,
+            may_settle_alone: self.may_settle_alone,
         }
     }
 }
@@ -479,7 +479,7 @@ impl<P> LoanTable<P> {
         }
         let index_mask = u64::from(all - 1) << FLAG_BITS;
         let base = NonNull::from(&*slots).cast();
-        LoanTable { base, index_mask, slots, len: count, has_unwatched: false }
+        LoanTable { base, index_mask, slots, len: count, may_settle_alone: false }
     }
 
     /// How many slots can be lent at once.
@@ -499,16 +499,16 @@ impl<P> LoanTable<P> {
         if wr_id & NOT_LENT != 0 { None } else { self.slot(wr_id).take_back(wr_id) }
     }
 
-    /// As [`take_back`](Self::take_back), with or without [`UNWATCHED`] in the slot's state.
+    /// As [`take_back`](Self::take_back), with or without [`SETTLES_ALONE`] in the slot's state.
     #[cold]
     pub(crate) fn take_back_either(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
         self.take_back(wr_id).or_else(|| self.take_back_watched(wr_id))
     }
 
-    /// Takes back a loan that was unwatched, and that a task has come to wait for.
+    /// Takes back a loan that was to settle alone, and that a task has come to wait for.
     #[inline]
     fn take_back_watched(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
-        if self.has_unwatched { self.take_back(wr_id & !UNWATCHED) } else { None }
+        if self.may_settle_alone { self.take_back(wr_id & !SETTLES_ALONE) } else { None }
     }
 
     /// A send that succeeded: takes the loan `wr_id` back, or settles it if no task waits for it. `None` if there is no such
@@ -518,10 +518,10 @@ impl<P> LoanTable<P> {
         if !has_flags(wr_id) {
             return self.take_back(wr_id).map(SentLoan::Returned);
         }
-        if wr_id & (STEP - 1) != UNWATCHED {
+        if wr_id & (STEP - 1) != SETTLES_ALONE {
             return None;
         }
-        if self.slot(wr_id).settle_unwatched(wr_id) {
+        if self.slot(wr_id).settle_alone(wr_id) {
             return Some(SentLoan::Settled);
         }
         self.take_back_watched(wr_id).map(SentLoan::Returned)

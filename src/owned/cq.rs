@@ -337,7 +337,7 @@ impl<T> OwnedCompletionQueue<T> {
         };
         let caps = qp.caps();
         let sends = QueueLender::new(caps.max_send_wr, 0, &domain);
-        let sends = sends.with_unwatched(!qp.send.checks_all());
+        let sends = sends.with_loans_settling_alone(!qp.send.checks_all());
         let own = if srq.is_some() { 0 } else { caps.max_recv_wr };
         let recvs = QueueLender::new(own, RECV, &domain).with_datagrams(qp.qp_type() == QpType::UD);
         let recv = srq.map_or(recvs.loans(), OwnedSharedReceiveQueue::loans).clone();

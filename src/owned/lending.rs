@@ -357,9 +357,9 @@ impl<T> QueueLender<T> {
         QueueLender { lender: new.lender.in_any_order(), ..new }
     }
 
-    /// Says whether loans may be unwatched.
-    pub(super) fn with_unwatched(self, has_unwatched: bool) -> Self {
-        QueueLender { lender: self.lender.with_unwatched(has_unwatched), ..self }
+    /// Says whether loans may settle alone.
+    pub(super) fn with_loans_settling_alone(self, may_settle_alone: bool) -> Self {
+        QueueLender { lender: self.lender.with_loans_settling_alone(may_settle_alone), ..self }
     }
 
     /// Says whether datagrams may arrive here.

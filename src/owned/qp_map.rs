@@ -3,7 +3,7 @@
 use super::lending::{Lent, Loans};
 use crate::cq::NumberLease;
 use crate::lending::loan_table::lender::Lender;
-use crate::lending::loan_table::{RECV, ReturnedLoan, SentLoan, UNWATCHED, has_flags};
+use crate::lending::loan_table::{RECV, ReturnedLoan, SETTLES_ALONE, SentLoan, has_flags};
 use crate::provider::Member;
 use crate::sync::lock::Lock;
 use crate::sync::ring_array::RingArray;
@@ -117,7 +117,7 @@ impl<T> QpEntry<T> {
         // A common send has no flags: one test finds it.
         match has_flags(wr_id) {
             false => send.take_back(wr_id),
-            true if has_flags(wr_id & !UNWATCHED) => recv.take_back_common(wr_id),
+            true if has_flags(wr_id & !SETTLES_ALONE) => recv.take_back_common(wr_id),
             true => send.take_back_either(wr_id),
         }
     }

@@ -310,7 +310,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
 
     /// As [`try_push`](Self::try_push), for a send or a write whose success is settled in its slot, which nobody is told of.
     #[inline(always)]
-    pub(crate) fn try_push_unwatched<L: Lend>(
+    pub(crate) fn try_push_settling_alone<L: Lend>(
         &mut self,
         wr: SendWr<'_>,
         memory: L,
@@ -320,7 +320,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     }
 
     #[inline(always)]
-    fn push_as<L: Lend, const COMMON: bool, const UNWATCHED: bool>(
+    fn push_as<L: Lend, const COMMON: bool, const ALONE: bool>(
         &mut self,
         wr: SendWr<'_>,
         memory: L,
@@ -331,7 +331,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
             return Err(PushError { memory, tag, error });
         }
         let slot = match if COMMON { lender.next_slot() } else { lender.free_slot() } {
-            Ok(slot) => RequestSlot(if UNWATCHED { slot.unwatched() } else { slot }),
+            Ok(slot) => RequestSlot(if ALONE { slot.settling_alone() } else { slot }),
             Err(error) => return Err(PushError { memory, tag, error }),
         };
         memory.lend_in_slot(slot, tag, AppendSend::<_, COMMON> { batch, wr: wr.signaled() })

@@ -2,7 +2,7 @@
 
 use super::queue::Queue;
 use super::*;
-use crate::lending::loan_table::UNWATCHED;
+use crate::lending::loan_table::SETTLES_ALONE;
 use loom::sync::Notify;
 use loom::thread;
 use std::task::Wake;
@@ -237,7 +237,7 @@ fn a_future_that_begins_to_wait_while_the_driver_ends_is_woken() {
 fn a_list_that_watches_its_last_request_is_woken() {
     loom::model(|| {
         let mut queue = Queue::new(1);
-        let wr_id = queue.post_unwatched().unwrap();
+        let wr_id = queue.post_settling_alone().unwrap();
         let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
         let list = move || {
             let (task, waker) = task();
@@ -247,7 +247,7 @@ fn a_list_that_watches_its_last_request_is_woken() {
             let progress = b.progress(wr_id, &waker);
             assert!(matches!(progress, OpProgress::Over(..)));
         };
-        at_once(move || complete(&a, wr_id | UNWATCHED), list);
+        at_once(move || complete(&a, wr_id | SETTLES_ALONE), list);
         assert!(queue.post(Waker::noop()).is_some());
     });
 }
@@ -257,13 +257,13 @@ fn a_list_that_watches_its_last_request_is_woken() {
 fn a_list_that_waits_for_nothing_takes_its_end_or_leaves_it() {
     loom::model(|| {
         let mut queue = Queue::new(1);
-        let wr_id = queue.post_unwatched().unwrap();
+        let wr_id = queue.post_settling_alone().unwrap();
         let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
         let list = move || match b.take_settled(wr_id) {
             Some(loan) => assert!(b.end_of(loan.take()).is_some()),
             None => b.abandon(wr_id),
         };
-        at_once(move || complete(&a, wr_id | UNWATCHED), list);
+        at_once(move || complete(&a, wr_id | SETTLES_ALONE), list);
         assert!(queue.post(Waker::noop()).is_some());
     });
 }

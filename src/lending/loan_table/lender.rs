@@ -9,7 +9,7 @@
 //! receives that a queue pair had consumed when it was dropped.
 
 use super::{COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, NOT_LENT, SCOPED, STEP, UNSIGNALED};
-use super::{UNWATCHED, WrIds};
+use super::{SETTLES_ALONE, WrIds};
 use crate::lending::compact_enum::CompactEnum;
 use crate::sync::Ordering;
 use std::fmt;
@@ -115,9 +115,9 @@ impl<P> Lender<P> {
         }
     }
 
-    /// A lender some of whose loans are [unwatched](UNWATCHED).
-    pub(crate) fn with_unwatched(mut self, has_unwatched: bool) -> Self {
-        self.table.has_unwatched = has_unwatched;
+    /// A lender some of whose loans [settle alone](SETTLES_ALONE).
+    pub(crate) fn with_loans_settling_alone(mut self, may_settle_alone: bool) -> Self {
+        self.table.may_settle_alone = may_settle_alone;
         self
     }
 
@@ -296,11 +296,11 @@ impl<'l, P> FreeSlot<'l, P> {
         FreeSlot { wr_id: self.wr_id | SCOPED, ..self }
     }
 
-    /// The slot for a send that [nobody waits for](UNWATCHED).
+    /// The slot for a send that [settles alone](SETTLES_ALONE).
     #[inline(always)]
-    pub(crate) fn unwatched(self) -> Self {
-        debug_assert!(self.table.has_unwatched, "its completion would not be found");
-        FreeSlot { wr_id: self.wr_id | UNWATCHED, ..self }
+    pub(crate) fn settling_alone(self) -> Self {
+        debug_assert!(self.table.may_settle_alone, "its completion would not be found");
+        FreeSlot { wr_id: self.wr_id | SETTLES_ALONE, ..self }
     }
 
     /// The slot for an [unsignaled](UNSIGNALED) request. `Err` if the request has to be signaled, which at
@@ -396,7 +396,7 @@ impl NextLoan {
         let slot = table.slot(wr_id);
         let state = slot.state.load(Ordering::Relaxed);
         // A small payload is neither scoped nor unsignaled.
-        debug_assert_eq!(state & !UNWATCHED, wr_id, "not the last loan");
+        debug_assert_eq!(state & !SETTLES_ALONE, wr_id, "not the last loan");
         let small = slot.payload.get().cast_const().cast();
         // SAFETY: `fill` wrote the payload, and nobody took it back: the request was not posted, so only its
         // writer knew the `wr_id`.

@@ -29,7 +29,7 @@ fn a_forged_wr_id_takes_nothing_back() {
         wr_id.wrapping_sub(STEP),
         wr_id ^ 1 << 63,
         wr_id | RECV,
-        wr_id | UNWATCHED,
+        wr_id | SETTLES_ALONE,
         FREE,
         TAKEN,
         !wr_id,
@@ -44,16 +44,16 @@ fn a_forged_wr_id_takes_nothing_back() {
 
 /// A send that nobody waits for succeeds, or fails, before or after somebody comes to wait for it.
 #[test]
-fn an_unwatched_loan_stays_in_its_slot_until_somebody_comes() {
-    let mut lender = Lender::new(1, 0).with_unwatched(true);
+fn a_loan_that_settles_alone_stays_in_its_slot_until_somebody_comes() {
+    let mut lender = Lender::new(1, 0).with_loans_settling_alone(true);
     let table = lender.table().clone();
     let mut lend = |payload| {
         let mut batch = lender.begin();
-        let slot = batch.next_slot().unwrap().unwatched();
+        let slot = batch.next_slot().unwrap().settling_alone();
         let wr_id = slot.wr_id();
         slot.lend(payload);
         batch.commit();
-        (wr_id, wr_id & !UNWATCHED)
+        (wr_id, wr_id & !SETTLES_ALONE)
     };
     let (completed, wr_id) = lend(1);
     assert!(matches!(table.take_back_sent(completed), Some(SentLoan::Settled)));
@@ -75,7 +75,7 @@ fn an_unwatched_loan_stays_in_its_slot_until_somebody_comes() {
     drop(table.claim(wr_id));
     assert_eq!(table.take_back_either(completed).map(ReturnedLoan::take), Some(4));
     let (completed, wr_id) = lend(5);
-    assert!(table.take_back_sent(wr_id ^ STEP | UNWATCHED).is_none(), "a forged one");
+    assert!(table.take_back_sent(wr_id ^ STEP | SETTLES_ALONE).is_none(), "a forged one");
     assert!(table.take_back_sent(completed | RECV).is_none() && table.lent() == 1);
     assert_eq!(table.take(completed), Some(5));
 }
