@@ -10,6 +10,7 @@
 #![cfg(all(feature = "sim", feature = "tokio"))]
 
 mod echo;
+mod every_poll;
 mod harness;
 mod key_value;
 mod requests;
@@ -50,4 +51,21 @@ fn a_request_has_one_reply_its_own() {
 #[test]
 fn a_value_is_one_that_was_written() {
     each_seed(key_value::run);
+}
+
+#[test]
+fn at_every_poll_a_future_or_its_device_may_end() {
+    uverbs::sim::each_seed(0..2, |seed| {
+        for event in every_poll::Event::ALL {
+            let mut at = 1;
+            while every_poll::run(seed, event, at)? {
+                at += 1;
+            }
+            // A program without any poll in the way would pass.
+            if at < 20 {
+                return Err(format!("only {at} polls").into());
+            }
+        }
+        harness::Result::Ok(())
+    });
 }

@@ -1,0 +1,261 @@
+//! Two tasks that post and two that receive. In run after run, at one poll of a task after the other, one thing happens: the
+//! future that is polled is dropped, its queue pair is aborted, or a device is unplugged, fails or is killed with its process.
+
+use crate::harness::Result;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use uverbs::aio::{AsyncQueuePair, Transfer};
+use uverbs::device::devices_on;
+use uverbs::owned::{Buffer, BufferPool};
+use uverbs::sim::{Device, Fabric, TokioClock};
+use uverbs::{Access, Handshake, MemoryRegion, QpType, Remote};
+
+const BUFFERS: usize = 24;
+/// Sends that a queue holds: fewer than the lists have.
+const DEPTH: u32 = 3;
+/// Requests of each list.
+const LIST: usize = 5;
+/// Longer than all retries of a connection.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    /// The future that is polled is dropped.
+    Dropped,
+    /// Its queue pair is aborted.
+    Aborted,
+    /// The device of this side is taken away.
+    Unplugged(usize),
+    /// The device of this side has an internal error.
+    Failed(usize),
+    /// The process on this side dies.
+    Killed(usize),
+}
+
+impl Event {
+    pub(crate) const ALL: [Event; 8] = [
+        Event::Dropped,
+        Event::Aborted,
+        Event::Unplugged(0),
+        Event::Unplugged(1),
+        Event::Failed(0),
+        Event::Failed(1),
+        Event::Killed(0),
+        Event::Killed(1),
+    ];
+}
+
+struct Side {
+    context: uverbs::Context,
+    device: Device,
+    qp: AsyncQueuePair,
+    pool: BufferPool,
+    region: MemoryRegion<u8>,
+    driver: JoinHandle<uverbs::Result<()>>,
+}
+
+impl Side {
+    fn new(fabric: &Fabric, number: usize) -> Result<Side> {
+        let devices = devices_on(&fabric.system());
+        let name = devices[number].name();
+        let device = fabric.device(name).ok_or("no device")?;
+        let context = uverbs::Context::open(&devices[number])?;
+        let pd = context.alloc_pd()?;
+        let pool = pd.buffer_pool_builder(64).count(BUFFERS).build()?;
+        let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate(64)?;
+        let (cq, driver) = context.cq_builder(64).spawn()?;
+        let builder = pd.qp_builder(&cq, &cq, QpType::RC);
+        let qp = cq.adopt(builder.max_send_wr(DEPTH).max_recv_wr(8).build()?)?;
+        Ok(Side { context, device, qp, pool, region, driver })
+    }
+}
+
+/// Counts the polls of all tasks, and acts at one of them.
+#[derive(Clone)]
+struct Script {
+    event: Event,
+    /// Polls until then.
+    left: Arc<AtomicU32>,
+    fabric: Fabric,
+    sides: Arc<[(Device, uverbs::Context); 2]>,
+}
+
+impl Script {
+    /// Whether the future is to be dropped.
+    fn act(&self, qp: &AsyncQueuePair) -> bool {
+        let device = |side: usize| &self.sides[side].0;
+        match self.event {
+            Event::Dropped => return true,
+            // In a process that was killed no call succeeds.
+            Event::Aborted => drop(qp.abort()),
+            Event::Unplugged(side) => device(side).clone().unplug(),
+            Event::Failed(side) => device(side).fail(),
+            Event::Killed(side) => drop(self.fabric.kill(&self.sides[side].1)),
+        }
+        false
+    }
+}
+
+/// A task; `None` if it was dropped.
+struct Scripted {
+    script: Script,
+    qp: AsyncQueuePair,
+    task: Option<Pin<Box<dyn Future<Output = Result<()>> + Send>>>,
+}
+
+impl Future for Scripted {
+    type Output = Option<Result<()>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Scripted { script, qp, task } = &mut *self;
+        let before = script
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if before == Ok(1) && script.act(qp) {
+            *task = None;
+        }
+        match task {
+            Some(task) => task.as_mut().poll(cx).map(Some),
+            None => Poll::Ready(None),
+        }
+    }
+}
+
+/// Sends as a future of all ends, then a single one.
+async fn send(qp: AsyncQueuePair, pool: BufferPool) -> Result<()> {
+    let message = || pool.copy(b"a message");
+    let list = (0..LIST).map(|_| Ok((Transfer::Send, message()?)));
+    let list: Vec<_> = list.collect::<Result<_>>()?;
+    for end in qp.post_all(list).await {
+        end.map_err(|failed| failed.to_string())?;
+    }
+    qp.send(message()?).await.map_err(|failed| failed.to_string())?;
+    Ok(())
+}
+
+/// Writes and a read as a stream of ends, then a single write.
+async fn write(qp: AsyncQueuePair, pool: BufferPool, to: Remote) -> Result<()> {
+    let buffers = (0..LIST).map(|_| Ok(pool.take()?)).collect::<Result<Vec<Buffer>>>()?;
+    let transfer = |at| if at % 2 == 0 { Transfer::Write(to) } else { Transfer::Read(to) };
+    let mut list =
+        qp.post_all(buffers.into_iter().enumerate().map(|(at, buffer)| (transfer(at), buffer)));
+    while let Some(end) = list.next().await {
+        end.map_err(|failed| failed.to_string())?;
+    }
+    qp.write(to, pool.take()?).await.map_err(|failed| failed.to_string())?;
+    Ok(())
+}
+
+/// Takes messages while they come; a server sends each back.
+async fn receive(qp: AsyncQueuePair, pool: BufferPool, sends_back: bool) -> Result<()> {
+    let mut inbox = qp.inbox(&pool, 4);
+    for _ in 0..=LIST {
+        let message = inbox.next().await.map_err(|failed| failed.to_string())?;
+        assert_eq!(&message.buffer[..], b"a message");
+        if sends_back {
+            qp.send(message.buffer).await.map_err(|failed| failed.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs the program with `event` at poll `at`, counted from 1. Returns whether there were as many.
+pub(crate) fn run(seed: u64, event: Event, at: u32) -> Result<bool> {
+    let fabric =
+        Fabric::builder().device(uverbs::sim::Profile::new()).device(uverbs::sim::Profile::new());
+    let fabric = fabric.stepped(seed).writes_in_any_order().history().build()?;
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().start_paused(true).build()?;
+    let driven = fabric.clone();
+    runtime.spawn(async move { driven.drive(TokioClock::new()).await });
+    let left = Arc::new(AtomicU32::new(at));
+    runtime
+        .block_on(program(&fabric, event, &left))
+        .map_err(|error| format!("{event:?} at poll {at}: {error}"))?;
+    drop(runtime);
+    for device in devices_on(&fabric.system()) {
+        let left = device.resources()?.to_string();
+        if left.split_whitespace().any(|word| word.parse::<u64>().is_ok_and(|count| count > 0)) {
+            return Err(format!(
+                "{event:?} at poll {at}: objects are left on {}: {left}",
+                device.name()
+            )
+            .into());
+        }
+    }
+    Ok(left.load(Ordering::Relaxed) == 0)
+}
+
+/// Waits for the end of a task, and makes it end after a while. Returns whether it ended by itself.
+async fn end(mut task: JoinHandle<Option<Result<()>>>) -> Result<bool> {
+    let ended = timeout(PATIENCE, &mut task).await;
+    let by_itself = ended.is_ok();
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(_) => {
+            task.abort();
+            task.await
+        }
+    };
+    match ended {
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        _ => Ok(by_itself),
+    }
+}
+
+async fn program(fabric: &Fabric, event: Event, left: &Arc<AtomicU32>) -> Result<()> {
+    let (client, server) = (Side::new(fabric, 0)?, Side::new(fabric, 1)?);
+    // A peer without receives ends a send.
+    let options = Handshake::new().rnr_retry(2).timeout(14);
+    let endpoint = |qp: &AsyncQueuePair| qp.endpoint(&qp.context().query_gid(1, 3)?);
+    let (here, there) = (endpoint(&client.qp)?, endpoint(&server.qp)?);
+    server.qp.handshake(&here, &options)?;
+    client.qp.handshake(&there, &options)?;
+    let to = server.region.remote(0)?;
+    let sides = [&client, &server].map(|side| (side.device.clone(), side.context.clone()));
+    let script =
+        Script { event, left: left.clone(), fabric: fabric.clone(), sides: Arc::new(sides) };
+    let start = |side: &Side, task: Pin<Box<dyn Future<Output = Result<()>> + Send>>| {
+        tokio::spawn(Scripted { script: script.clone(), qp: side.qp.clone(), task: Some(task) })
+    };
+    let (a, b) = (&client, &server);
+    let receivers = [
+        start(b, Box::pin(receive(b.qp.clone(), b.pool.clone(), true))),
+        start(a, Box::pin(receive(a.qp.clone(), a.pool.clone(), false))),
+    ];
+    let posters = [
+        start(a, Box::pin(send(a.qp.clone(), a.pool.clone()))),
+        start(a, Box::pin(write(a.qp.clone(), a.pool.clone(), to))),
+    ];
+    for poster in posters {
+        // Each request ends, by success or by an error, unless the device completes none any more.
+        if !end(poster).await? && !matches!(event, Event::Failed(_)) {
+            return Err("a request waits for ever".into());
+        }
+    }
+    for receiver in receivers {
+        // A message that was never sent does not come.
+        end(receiver).await?;
+    }
+    drop(script);
+    for Side { context, device: _, qp, pool, region, driver } in [client, server] {
+        drop((qp, region));
+        timeout(PATIENCE, driver).await.map_err(|_| "a driver does not end")??.ok();
+        sleep(Duration::from_secs(1)).await;
+        if pool.idle() != BUFFERS || context.leaked() != 0 {
+            return Err(format!(
+                "{} of {BUFFERS} buffers are back, {} objects leaked",
+                pool.idle(),
+                context.leaked()
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
