@@ -107,7 +107,7 @@ pub(super) struct CqShared<S: Locking> {
     pub(super) polled: S::Lock<Polled<S>>,
     pub(super) control: CqControl,
     pub(super) channel: CompletionChannel,
-    /// Rings the queue pairs.
+    /// The right to ring the queue pairs.
     pub(super) token: S::Token,
 }
 
@@ -266,12 +266,6 @@ impl<S: Locking> DriverHandle<S> {
         let waker = self.waker.lock().and_then(|waker| waker.clone());
         // A destructor does this, too.
         FirstPanic::of_one(|| waker.into_iter().for_each(|waker| waker.wake_by_ref()));
-    }
-
-    /// Rings the queue pairs.
-    #[inline]
-    pub(super) fn token(&self) -> &S::Token {
-        &self.shared.token
     }
 
     /// Resets a queue pair, and lets the driver find what had completed.

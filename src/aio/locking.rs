@@ -14,7 +14,7 @@ pub trait Locking: Sharing + Sized {
     #[doc(hidden)]
     type Lock<T>: AnyLock<T>;
 
-    /// Rings the queue pairs of a completion queue.
+    /// The right to ring the queue pairs of a completion queue, which the queue's handles keep.
     #[doc(hidden)]
     type Token;
 
@@ -22,15 +22,13 @@ pub trait Locking: Sharing + Sized {
     #[doc(hidden)]
     fn rings(token: &Self::Token, pd: &ProtectionDomain<Self>) -> bool;
 
+    /// Rings a batch of a queue pair that was compared with the token when it was taken over.
     #[doc(hidden)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError>;
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError>;
 
     /// As `ring`, of a batch of one.
     #[doc(hidden)]
-    fn ring_one<T>(
-        batch: OwnedSendBatch<'_, T, Self>,
-        token: &Self::Token,
-    ) -> Result<(), RingError>;
+    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError>;
 
     /// Whether all steps of all requests are the same thread's.
     #[doc(hidden)]
@@ -51,13 +49,13 @@ impl Locking for Shared {
 
     #[doc(hidden)]
     #[inline(always)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &()) -> Result<(), RingError> {
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
         batch.ring()
     }
 
     #[doc(hidden)]
     #[inline(always)]
-    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>, (): &()) -> Result<(), RingError> {
+    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
         batch.ring_one()
     }
 
@@ -78,25 +76,17 @@ impl Locking for Exclusive {
         Arc::ptr_eq(own, &td.inner)
     }
 
+    // The token is not taken: the handles that keep it are neither `Send` nor `Sync`, so that this is its thread.
     #[doc(hidden)]
     #[inline(always)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError> {
-        match token.lock_gated() {
-            Some(mut td) => batch.ring(&mut td),
-            None => Err(RingError::Forked),
-        }
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
+        batch.ring_held()
     }
 
     #[doc(hidden)]
     #[inline(always)]
-    fn ring_one<T>(
-        batch: OwnedSendBatch<'_, T, Self>,
-        token: &Self::Token,
-    ) -> Result<(), RingError> {
-        match token.lock_gated() {
-            Some(mut td) => batch.ring_one(&mut td),
-            None => Err(RingError::Forked),
-        }
+    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
+        batch.ring_one_held()
     }
 
     #[doc(hidden)]

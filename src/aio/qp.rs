@@ -182,11 +182,10 @@ impl<S: Locking> fmt::Debug for AsyncQueuePair<S> {
 mod tests {
     use crate::aio::OpErrorKind;
     use crate::aio::queue::Posting;
-    use crate::owned::{Lend, Memory};
     use crate::sync::fork::in_child;
-    use crate::sync::lock::{AnyLock, in_child_while_held};
+    use crate::sync::lock::in_child_while_held;
     use crate::tests::futures::{Futures, Kind, cx};
-    use crate::{Access, Exclusive, PostError, QpType, SendWr, Shared};
+    use crate::{Access, Exclusive, PostError, QpType, Shared};
     use std::cell::Cell;
     use std::future::Future;
     use std::pin::Pin;
@@ -243,26 +242,5 @@ mod tests {
         }
         refused::<Shared>();
         refused::<Exclusive>();
-    }
-
-    /// The memory is dropped with the batch, so that there is none to give back.
-    #[test]
-    fn a_request_whose_queue_is_not_rung_gives_back_no_memory_of_any_type() {
-        fn refused<L: Lend>(futures: &Futures<Exclusive>, memory: L) {
-            let mut sent = futures.qp.post(SendWr::send(&[]), memory);
-            // Without the token of the thread domain the queue is not rung.
-            let held = futures.qp.queue().driver.token().lock();
-            let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else {
-                panic!("it was rung")
-            };
-            assert!(held.is_some() && error.memory.is_none());
-            assert_eq!(error.kind, OpErrorKind::Post(PostError::Forked));
-        }
-        let futures = Futures::<Exclusive>::of();
-        let idle = futures.pool.idle();
-        refused(&futures, futures.pool.take().unwrap());
-        refused(&futures, Memory::Buffer(futures.pool.take().unwrap()));
-        refused(&futures, ());
-        assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, idle));
     }
 }

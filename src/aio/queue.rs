@@ -153,7 +153,7 @@ impl<S: Locking> Queue<S> {
             return keep_for_later(refused, memory);
         }
         let wr_id = batch.only_wr_id();
-        let rung = S::ring_one(batch, self.driver.token());
+        let rung = S::ring_one(batch);
         // Each arm releases the lock by itself: a common end would look once more which arm it came from.
         if let Err(error) = rung {
             drop(qp);
@@ -278,7 +278,7 @@ impl<S: Locking> Queue<S> {
         if !batch.is_empty() {
             let wr_ids = batch.wr_ids();
             let count = wr_ids.len();
-            let rung = S::ring(batch, self.driver.token());
+            let rung = S::ring(batch);
             drop(qp);
             posted.append(wr_ids);
             self.list_rung(rung, count, posted);
@@ -347,7 +347,7 @@ impl<S: Locking> Queue<S> {
             Some(batch.last())
         });
         if !batch.is_empty() {
-            let rung = S::ring(batch, self.driver.token());
+            let rung = S::ring(batch);
             drop(qp);
             self.list_rung(rung, list.pushed, list.posted);
         }
@@ -608,7 +608,7 @@ impl<S: Locking> Queue<S> {
         let mut batch = or_fail(qp.send_batch(), failed)?;
         push_send(&mut batch, wr, memory, named, self.tag(waker), failed)?;
         let wr_id = batch.last();
-        match S::ring(batch, self.driver.token()) {
+        match S::ring(batch) {
             Ok(()) => Some(wr_id),
             Err(error) => or_fail(self.not_rung(wr_id, error), failed),
         }

@@ -470,11 +470,19 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
         commit_if_posted(lender, batch.ring_lent(td, count))
     }
 
-    /// As [`ring`](Self::ring), of a batch of one.
+    /// As [`ring`](Self::ring), for a caller that [keeps the token](SendBatch::ring_held) on its own thread.
     #[inline(always)]
-    pub(crate) fn ring_one(self, td: &mut ThreadDomain) -> Result<(), RingError> {
+    pub(crate) fn ring_held(self) -> Result<(), RingError> {
         let OwnedSendBatch { lender, batch } = self;
-        commit_one_if_posted(lender, batch.ring_lent(td, 1))
+        let count = lender.loans.count();
+        commit_if_posted(lender, batch.ring_held(count))
+    }
+
+    /// The same of a batch of one.
+    #[inline(always)]
+    pub(crate) fn ring_one_held(self) -> Result<(), RingError> {
+        let OwnedSendBatch { lender, batch } = self;
+        commit_one_if_posted(lender, batch.ring_held(1))
     }
 }
 

@@ -319,6 +319,13 @@ impl SendBatch<'_, Exclusive> {
         if self.context.thread != Identity::of(&td.inner) {
             return Err(RingError::ForeignThreadDomain);
         }
+        self.ring_held(count)
+    }
+
+    /// As [`ring_lent`](Self::ring_lent), for a caller that keeps the token of the queue's thread domain on its own thread:
+    /// compared when the caller took the queue over, and not again.
+    #[inline(always)]
+    pub(crate) fn ring_held(self, count: u64) -> Result<(), RingError> {
         if count == 0 {
             return Ok(());
         }
