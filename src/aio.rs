@@ -33,9 +33,9 @@
 //! # Costs
 //!
 //! On mlx5 posting a write as a future costs about 140 instructions more than with [`owned`](crate::owned), and its
-//! completion about 110. A future of a [`Worker`] takes no mutex. A [list](AsyncQueuePair::post_all) of requests takes one
-//! doorbell. A driver with nothing to do sleeps in the event loop; over soft-RoCE a message of a ping-pong takes 3.3 to 5.1
-//! system calls.
+//! completion about 100. A future of a [`Worker`] takes no mutex. A [list](AsyncQueuePair::post_all) of requests takes
+//! one doorbell. A driver with nothing to do sleeps in the event loop; over soft-RoCE a message of a ping-pong takes
+//! 3.3 to 5.1 system calls.
 //!
 //! # Rules
 //!

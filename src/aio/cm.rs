@@ -47,13 +47,13 @@
 //!   no future: [`accept_datagrams`](ConnectRequest::accept_datagrams), and leaving a group, which is dropping the
 //!   [`AsyncMulticastMember`].
 //! - **Deadlines**: [`Connector::timeout`] limits the whole of a connect to one address. A server's
-//!   [`accept`](AsyncEventChannel::accept) waits about a minute, until the kernel gives up, for a client that gave up, if
-//!   the word of that is lost or overtakes the request, as it does where many clients come at once: put it into the event
-//!   loop's timeout (`tokio::time::timeout`), which drops the future when the time is over.
-//! - **The end**: that a connection was dropped is told to the peer once. [`disconnect`](Connection::disconnect), and then
-//!   [`disconnected`](AsyncConnection::disconnected), has the kernel repeat it until the peer has confirmed it.
-//! - **Streams**: with the feature `stream`, an [`AsyncListener`] is a stream of requests and an [`AsyncConnection`] one
-//!   of its events. The `poll_…` of both are for futures that a program writes itself.
+//!   [`accept`](AsyncEventChannel::accept) waits about a minute, until the kernel gives up, for a client that gave up,
+//!   if the word of that is lost or overtakes the request, as it does where many clients come at once: put it into the
+//!   event loop's timeout (`tokio::time::timeout`), which drops the future when the time is over.
+//! - **The end**: that a connection was dropped is told to the peer once. [`disconnect`](Connection::disconnect), and
+//!   then [`disconnected`](AsyncConnection::disconnected), has the kernel repeat it until the peer has confirmed it.
+//! - **Streams**: with the feature `stream`, an [`AsyncListener`] is a stream of requests and an [`AsyncConnection`]
+//!   one of its events. The `poll_…` of both are for futures that a program writes itself.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
 //!   resolved by the calling thread, which may take seconds: a task passes a [`SocketAddr`].
 //! - **Receives** that are posted after the connection is established may come too late: see
@@ -68,12 +68,13 @@
 //!
 //! The peer may send as soon as the connection is established, which may be before the future of `connect` or `accept`
 //! returns the queue pair. A message that finds no receive is sent again after the time that
-//! [`min_rnr_timer`](ConnectParam::min_rnr_timer) asks for, 0.64 milliseconds unless it is set. A program that posts its
-//! first receives afterwards relies on that.
+//! [`min_rnr_timer`](ConnectParam::min_rnr_timer) asks for, 0.64 milliseconds unless it is set. A program that posts
+//! its first receives afterwards relies on that.
 //!
 //! A program that does not want to wait posts receives in state [`INIT`](crate::QpState::INIT), before the request or
 //! its answer leaves: `init_qp` of the route and of the request brings the queue pair there, and
-//! [`Inbox::fill`](super::Inbox::fill) posts them. [`QpWith`](crate::cm::QpWith) hands the inbox out with the queue pair.
+//! [`Inbox::fill`](super::Inbox::fill) posts them. [`QpWith`](crate::cm::QpWith) hands the inbox out with the queue
+//! pair.
 //!
 //! ```no_run
 //! # async fn f(
@@ -428,9 +429,9 @@ impl AsyncEventChannel {
     /// Connects to the address of `connector`, or to its addresses in turn until one accepts. `create` makes
     /// the queue pair as for [`Connector::connect`]. The connector's channel is not used.
     ///
-    /// [`Connector::timeout`] is the limit for all of the connect to one address, by a timer of the event loop. Dropping
-    /// the future is safe at any time: the request is cancelled, and a queue pair that the program has another handle of
-    /// stays in `RESET` or `INIT`, from where it can be connected again.
+    /// [`Connector::timeout`] is the limit for all of the connect to one address, by a timer of the event loop.
+    /// Dropping the future is safe at any time: the request is cancelled, and a queue pair that the program has another
+    /// handle of stays in `RESET` or `INIT`, from where it can be connected again.
     ///
     /// # Errors
     ///
@@ -503,8 +504,9 @@ impl AsyncEventChannel {
         .await
     }
 
-    /// Asks a listener of the port space [`UDP`](PortSpace::UDP) where to send datagrams, at the address of `connector`,
-    /// or at its addresses in turn until one answers, and brings the queue pair that `create` makes to `RTS`; see
+    /// Asks a listener of the port space [`UDP`](PortSpace::UDP) where to send datagrams, at the address of
+    /// `connector`, or at its addresses in turn until one answers, and brings the queue pair that `create` makes to
+    /// `RTS`; see
     /// [`RouteResolved::connect_datagrams`]. For the time that this may take see [`connect`](Self::connect).
     ///
     /// ```no_run
@@ -578,8 +580,8 @@ impl AsyncEventChannel {
         Ok((qp, AsyncMulticastMember { member, channel: self.clone() }))
     }
 
-    /// Accepts a request and waits for the peer's confirmation, which a client that gave up may not send: the kernel gives
-    /// up after about a minute. A shorter limit is the event loop's timeout around this future:
+    /// Accepts a request and waits for the peer's confirmation, which a client that gave up may not send: the kernel
+    /// gives up after about a minute. A shorter limit is the event loop's timeout around this future:
     ///
     /// ```no_run
     /// # #[cfg(feature = "tokio")]
@@ -594,12 +596,14 @@ impl AsyncEventChannel {
     /// # drop((qp, connection)); Ok(()) }
     /// ```
     ///
-    /// `create` makes the queue pair as for [`Listener::accept`](crate::cm::Listener::accept). A request of another channel is first
+    /// `create` makes the queue pair as for [`Listener::accept`](crate::cm::Listener::accept). A request of another
+    /// channel is first
     /// [moved](ConnectRequest::migrate) to this one, and its queue pair is created on this channel's context.
     ///
     /// # Errors
     ///
-    /// As [`ConnectRequest::accept`] and [`Accepting::wait`](crate::cm::Accepting::wait), and those of `create`; `ETIMEDOUT` when the kernel gives up; `ECANCELED` if the driver has ended.
+    /// As [`ConnectRequest::accept`] and [`Accepting::wait`](crate::cm::Accepting::wait), and those of `create`;
+    /// `ETIMEDOUT` when the kernel gives up; `ECANCELED` if the driver has ended.
     pub async fn accept<Q: Deref<Target = QpControl>>(
         &self,
         request: ConnectRequest,

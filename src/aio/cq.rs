@@ -28,8 +28,8 @@ const VERB: &str = "adopt";
 /// [Adopt](Self::adopt) each of them: the completions of one that is not adopted are not counted on, and the
 /// queue may overflow.
 ///
-/// The queue of a [`Worker`](super::Worker) is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with
-/// its driver, queue pairs and futures, none of which takes a mutex.
+/// The queue of a [`Worker`](super::Worker) is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread
+/// with its driver, queue pairs and futures, none of which takes a mutex.
 pub struct AsyncCompletionQueue<S: Locking = Shared> {
     pub(super) driver: Arc<DriverHandle<S>>,
 }
@@ -114,8 +114,8 @@ impl<S: Locking> AsyncCompletionQueue<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`OwnedCompletionQueue::adopt`](crate::owned::OwnedCompletionQueue::adopt); `EINVAL` for a queue pair under
-    /// another thread domain; `EPIPE` if the driver has ended. The queue pair comes back with the error.
+    /// Those of [`OwnedCompletionQueue::adopt`](crate::owned::OwnedCompletionQueue::adopt); `EINVAL` for a queue pair
+    /// under another thread domain; `EPIPE` if the driver has ended. The queue pair comes back with the error.
     pub fn adopt(
         &self,
         qp: QueuePair<S>,
@@ -237,8 +237,8 @@ impl<S: Locking> AsyncCompletionQueue<S> {
         Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }
 
-    /// How many completions belonged to no request; see [`unmatched`](crate::owned::OwnedCompletionQueue::unmatched). 0 in a
-    /// forked child.
+    /// How many completions belonged to no request; see [`unmatched`](crate::owned::OwnedCompletionQueue::unmatched). 0
+    /// in a forked child.
     pub fn unmatched(&self) -> u64 {
         self.driver.shared.polled.lock().map_or(0, |polled| polled.cq.unmatched())
     }

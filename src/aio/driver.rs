@@ -29,9 +29,9 @@ const POLL_BATCH: usize = 256;
 /// Tells a [`Driver`] when its completion channel is readable or in error.
 ///
 /// Implement it to run a driver in another event loop than tokio's. Register the file that
-/// [`AsyncCompletionQueue::as_fd`](super::AsyncCompletionQueue) names for reading, edge-triggered or not. When the device
-/// goes away, the file is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count, or the
-/// futures wait for ever.
+/// [`AsyncCompletionQueue::as_fd`](super::AsyncCompletionQueue) names for reading, edge-triggered or not. When the
+/// device goes away, the file is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count,
+/// or the futures wait for ever.
 ///
 /// For an event loop of the program's own, which calls `readable` whenever epoll names the file:
 ///

@@ -35,13 +35,14 @@ pub struct Message {
 /// A stream of received messages, in the order in which they arrive. The inbox keeps receives posted, into
 /// buffers of a pool.
 ///
-/// Receives for returned messages are posted in batches: [`poll_next`](Self::poll_next) leaves as many posted as the depth
-/// says when no other message is there. While others are, up to a quarter of the depth, or 31, may be missing. A peer that
-/// counts on receives gets credit for that many fewer, or the program calls [`fill`](Self::fill) before it grants credit.
+/// Receives for returned messages are posted in batches: [`poll_next`](Self::poll_next) leaves as many posted as the
+/// depth says when no other message is there. While others are, up to a quarter of the depth, or 31, may be missing. A
+/// peer that counts on receives gets credit for that many fewer, or the program calls [`fill`](Self::fill) before it
+/// grants credit.
 ///
 /// Made by [`AsyncQueuePair::inbox`] and [`AsyncSharedReceiveQueue::inbox`], which post the first receives at once,
-/// unless the queue pair is in state [`RESET`](crate::QpState::RESET). A queue pair has one inbox, and no other receives
-/// beside it; a shared receive queue may have several.
+/// unless the queue pair is in state [`RESET`](crate::QpState::RESET). A queue pair has one inbox, and no other
+/// receives beside it; a shared receive queue may have several.
 ///
 /// ```no_run
 /// # use uverbs::aio::{OpError, AsyncQueuePair};
@@ -133,10 +134,11 @@ impl<S: Locking> Inbox<S> {
         inbox
     }
 
-    /// Posts as many receives as there are buffers for, and returns how many are posted, those included that have a message.
+    /// Posts as many receives as there are buffers for, and returns how many are posted, those included that have a
+    /// message.
     ///
-    /// [`poll_next`](Self::poll_next) does this, too, and so did the call that made the inbox, unless the queue pair was
-    /// in state [`RESET`](crate::QpState::RESET), which it must have left. Then call it before the peer may send,
+    /// [`poll_next`](Self::poll_next) does this, too, and so did the call that made the inbox, unless the queue pair
+    /// was in state [`RESET`](crate::QpState::RESET), which it must have left. Then call it before the peer may send,
     /// so that its first message finds a receive; [`aio::cm`](crate::aio::cm#receives-for-the-first-message) shows
     /// where.
     ///
@@ -154,8 +156,8 @@ impl<S: Locking> Inbox<S> {
         self.posted.wr_ids().count()
     }
 
-    /// Lets the message of the first receive wake the task, or of a shared receive queue that of any from `from` on. Returns
-    /// whether such a receive is over, which wakes nobody, from `from` on.
+    /// Lets the message of the first receive wake the task, or of a shared receive queue that of any from `from` on.
+    /// Returns whether such a receive is over, which wakes nobody, from `from` on.
     fn watch_from(&self, from: usize, waker: &Waker) -> bool {
         let places = if self.is_of_srq() { from..usize::MAX } else { 0..1 };
         let mut over = false;
@@ -180,8 +182,8 @@ impl<S: Locking> Inbox<S> {
         self.depth.saturating_sub(self.posted.len())
     }
 
-    /// Posts the receives that are missing, or as many as there are buffers and room for; then the next one waits for room. If
-    /// one could not be posted, `poll_next` returns its error.
+    /// Posts the receives that are missing, or as many as there are buffers and room for; then the next one waits for
+    /// room. If one could not be posted, `poll_next` returns its error.
     fn post(&mut self, waker: &Waker) {
         let mut waits = false;
         while self.ended.is_none() && self.missing() > 0 && !self.is_refused() {
@@ -214,8 +216,8 @@ impl<S: Locking> Inbox<S> {
         self.queue.post_from_pool(&self.pool, missing, &mut self.posted)
     }
 
-    /// Whether so many receives are missing, or no other message is there, that they are to be posted: each doorbell, and
-    /// each lock, is for all of them.
+    /// Whether so many receives are missing, or no other message is there, that they are to be posted: each doorbell,
+    /// and each lock, is for all of them.
     #[inline]
     fn has_to_post(&self) -> bool {
         // One that is the first to wait for room keeps others from it.
@@ -335,7 +337,8 @@ impl<S: Locking> Inbox<S> {
     /// The end of the next receive that was posted or refused. While it is pending, it wakes the task.
     fn poll_end(&mut self, waker: &Waker) -> Poll<Option<OpResult<Buffer>>> {
         let inflight = &self.queue.inflight;
-        // Receives of a queue pair complete in the order in which they were posted, those of a shared receive queue in any.
+        // Receives of a queue pair complete in the order in which they were posted, those of a shared receive queue in
+        // any.
         let next = match self.is_of_srq() {
             false => self.posted.first(),
             true => loop {

@@ -16,9 +16,9 @@
 //!     post of a list
 //! ```
 //!
-//! A request of a list is not `Pending`, unless its end is the one that wakes the list. A send or a write of a list is `Sent`
-//! while it is lent as well: its completion [settles its slot alone](crate::lending::loan_table::SETTLES_ALONE), which says that
-//! it is over.
+//! A request of a list is not `Pending`, unless its end is the one that wakes the list. A send or a write of a list is
+//! `Sent` while it is lent as well: its completion [settles its slot alone](crate::lending::loan_table::SETTLES_ALONE),
+//! which says that it is over.
 //!
 //! The poster and the driver, which flag something for each other and then look, have a `SeqCst` fence in between: a
 //! future that waits for room ([`Inflight::wait`], [`InflightTable::make_room`]); a request that is posted while its
@@ -85,10 +85,11 @@ pub(super) enum Fate {
     Unwatched,
     /// In flight, and no future waits for it.
     Abandoned,
-    /// A send or a write that succeeded, and its future was not polled since: of its completion the future needs no other
-    /// field. One of a list has this fate while it is in flight, too: then its slot is not settled.
+    /// A send or a write that succeeded, and its future was not polled since: of its completion the future needs no
+    /// other field. One of a list has this fate while it is in flight, too: then its slot is not settled.
     Sent(WcOpcode),
-    /// Any other request that is over, and its future was not polled since. The number says how many were over before it.
+    /// Any other request that is over, and its future was not polled since. The number says how many were over before
+    /// it.
     Over(Outcome, u64),
 }
 
@@ -494,12 +495,12 @@ impl<S: Locking> Inflight<S> {
         Admission::Wait
     }
 
-    /// For a request that found its queue full: moves ends that their futures did not fetch, or lets it wait for room. Either
-    /// way the caller tries to post once more. Returns whether the request waits; if it finds no room then, a later
-    /// completion wakes it.
+    /// For a request that found its queue full: moves ends that their futures did not fetch, or lets it wait for room.
+    /// Either way the caller tries to post once more. Returns whether the request waits; if it finds no room then, a
+    /// later completion wakes it.
     ///
-    /// Ends are looked for once more after the wait has begun, as a completion that came before woke nobody, and to fetch
-    /// an end wakes nobody either. Then each slot is free, or has a request whose completion is to come.
+    /// Ends are looked for once more after the wait has begun, as a completion that came before woke nobody, and to
+    /// fetch an end wakes nobody either. Then each slot is free, or has a request whose completion is to come.
     pub(super) fn make_or_await_room(
         &self,
         side: Side,

@@ -49,8 +49,8 @@ impl<R, L> Waiting<R, L> {
     }
 }
 
-/// Requests whose ends were not returned, in the order in which they were posted or refused. Those of a batch follow each
-/// other in the loan table: 32 writes are one run of `wr_id`s.
+/// Requests whose ends were not returned, in the order in which they were posted or refused. Those of a batch follow
+/// each other in the loan table: 32 writes are one run of `wr_id`s.
 pub(super) struct Posted<L> {
     /// The first ones; empty if there are none, or the first one was refused.
     run: WrIds,
@@ -153,7 +153,8 @@ impl<L> Posted<L> {
         }
     }
 
-    /// Removes the first requests, of one run, for which `is_over` says so. Returns whether the next one is of another run.
+    /// Removes the first requests, of one run, for which `is_over` says so. Returns whether the next one is of another
+    /// run.
     #[inline(always)]
     pub(super) fn pop_while(&mut self, mut is_over: impl FnMut(u64) -> bool) -> bool {
         let mut run = self.run.clone();
@@ -235,7 +236,8 @@ impl<L> Posted<L> {
         iter::once(&self.run).chain(behind).flat_map(WrIds::clone)
     }
 
-    /// Nobody waits for the requests any more. Wakers and memory of the program are dropped here, and their panics kept.
+    /// Nobody waits for the requests any more. Wakers and memory of the program are dropped here, and their panics
+    /// kept.
     pub(super) fn give_up<S: Locking>(&mut self, inflight: &Inflight<S>, calls: &mut FirstPanic) {
         self.len = 0;
         let first = std::mem::take(&mut self.run);

@@ -134,7 +134,8 @@ const _: () = assert!(size_of::<Op<Buffer, Shared, SendWr<'static>>>() <= 192);
 /// No part of it is pinned.
 impl<L, S: Locking, R: Request> Unpin for Op<L, S, R> {}
 
-/// The compiler's own way to tell the variants apart, by an unused value in `R`, takes 15 instructions more for each request.
+/// The compiler's own way to tell the variants apart, by an unused value in `R`, takes 15 instructions more for each
+/// request.
 #[derive(Debug)]
 #[repr(u32)]
 enum Stage<R> {
@@ -483,8 +484,8 @@ impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
     }
 }
 
-/// An end that a function out of line has written to memory, as values of their own. Otherwise an end that is in registers
-/// would be written to the same memory where both meet: 16 instructions.
+/// An end that a function out of line has written to memory, as values of their own. Otherwise an end that is in
+/// registers would be written to the same memory where both meet: 16 instructions.
 #[cold]
 #[inline(always)]
 pub(super) fn from_memory<L>(end: OpResult<L>) -> OpResult<L> {

@@ -19,13 +19,13 @@ use std::task::{Context, Poll, Waker};
 /// the list, or a [stream](Self::next) of them.
 ///
 /// Made by [`AsyncQueuePair::post_all`](super::AsyncQueuePair::post_all) and
-/// [`AsyncSharedReceiveQueue::recv_all`](super::AsyncSharedReceiveQueue::recv_all). A single future rings the doorbell for its
-/// own request; of a list, as many requests as there is room for take one doorbell, one lock and one waker.
+/// [`AsyncSharedReceiveQueue::recv_all`](super::AsyncSharedReceiveQueue::recv_all). A single future rings the doorbell
+/// for its own request; of a list, as many requests as there is room for take one doorbell, one lock and one waker.
 ///
 /// The requests are posted when the list is first polled, in their order. Those that find the queue full wait together:
 /// they are posted before the requests of futures that were first polled later. A request that is refused ends with its
-/// error, and those behind it are posted nevertheless. Dropping the list takes back what is not posted; what is posted goes
-/// on, and the queue keeps its memory until it is over.
+/// error, and those behind it are posted nevertheless. Dropping the list takes back what is not posted; what is posted
+/// goes on, and the queue keeps its memory until it is over.
 ///
 /// ```no_run
 /// # use uverbs::aio::{AsyncQueuePair, OpError, Transfer};
@@ -183,8 +183,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
                     Admission::Broken(broken) => return self.refuse_all(broken.into()),
                 }
             }
-            // First as a single request is, and to settle alone: the driver's part of a completion takes 64 instructions in
-            // place of 85.
+            // First as a single request is, and to settle alone: the driver's part of a completion takes 64
+            // instructions in place of 85.
             if side == Side::Send {
                 self.queue.try_post_list(&mut self.waiting, &mut self.posted);
             }

@@ -69,7 +69,8 @@ pub(super) enum PostFailure {
     Refused { error: PostError, tag: Option<OpTag> },
     /// The queue was not rung, and the batch was dropped with the memory.
     Dropped(RingError),
-    /// It stays in the queue, with this `wr_id`, but the device is gone, and nothing of the queue pair completes any more.
+    /// It stays in the queue, with this `wr_id`, but the device is gone, and nothing of the queue pair completes any
+    /// more.
     Lost(u64),
     /// It was posted, with this `wr_id`, while the driver ended.
     Late(u64),
@@ -125,10 +126,11 @@ impl<S: Locking> Queue<S> {
         Arc::new(Queue { posting, inflight, key, driver })
     }
 
-    /// Posts a send, a write or a read as most are on mlx5: nobody waits, there is room, memory need not be asked, and the
-    /// request needs no further check. On rxe each needs more, which is known before anything is done.
+    /// Posts a send, a write or a read as most are on mlx5: nobody waits, there is room, memory need not be asked, and
+    /// the request needs no further check. On rxe each needs more, which is known before anything is done.
     ///
-    /// Nothing that is out of line comes back into this function, so that the batch stays in registers: 30 instructions.
+    /// Nothing that is out of line comes back into this function, so that the batch stays in registers: 30
+    /// instructions.
     #[inline(always)]
     pub(super) fn try_post<L: Lend>(
         &self,
@@ -140,7 +142,8 @@ impl<S: Locking> Queue<S> {
         let Posting::Qp(posting) = &self.posting else { return Tried::NeedsMore };
         // Cloned while no lock is held, and dropped after `qp`.
         let waker = waker.clone();
-        // After that, which is code of the program: nothing else breaks the queue of a worker before the request is posted.
+        // After that, which is code of the program: nothing else breaks the queue of a worker before the request is
+        // posted.
         if inflight.is_busy(Side::Send) {
             return Tried::NeedsMore;
         }
@@ -166,8 +169,8 @@ impl<S: Locking> Queue<S> {
         Tried::Posted(wr_id)
     }
 
-    /// Posts one request, which takes the memory, and returns the `wr_id` of its loan. `None` with the reason in `failed`, or
-    /// if it is not the request's turn; in most cases the memory is still there.
+    /// Posts one request, which takes the memory, and returns the `wr_id` of its loan. `None` with the reason in
+    /// `failed`, or if it is not the request's turn; in most cases the memory is still there.
     #[inline(always)]
     pub(super) fn post<L: Lend>(
         &self,
@@ -289,9 +292,9 @@ impl<S: Locking> Queue<S> {
         }
     }
 
-    /// Posts requests of one side, with one doorbell, until one of the other side. In `posted` each has the `wr_id` of its
-    /// loan, or was refused. No task is woken for them unless it [watches](Inflight::watch) them. An error if the next one was
-    /// not posted.
+    /// Posts requests of one side, with one doorbell, until one of the other side. In `posted` each has the `wr_id` of
+    /// its loan, or was refused. No task is woken for them unless it [watches](Inflight::watch) them. An error if the
+    /// next one was not posted.
     pub(super) fn post_list<L: Lend, R: Request>(
         &self,
         side: Side,
@@ -385,8 +388,8 @@ impl<S: Locking> Queue<S> {
         }
     }
 
-    /// Posts up to `most` receives into buffers of `pool`, as [`post_list`](Self::post_list): with one doorbell, and until one
-    /// is refused. Taking a buffer, or giving one back, runs no code of the program: the caller has the pool.
+    /// Posts up to `most` receives into buffers of `pool`, as [`post_list`](Self::post_list): with one doorbell, and
+    /// until one is refused. Taking a buffer, or giving one back, runs no code of the program: the caller has the pool.
     #[inline(never)]
     pub(super) fn post_from_pool(
         &self,
@@ -450,16 +453,16 @@ impl<S: Locking> Queue<S> {
         ended
     }
 
-    /// How a request ended whose loan is [settled](Inflight::take_settled); frees the slot. Never pending: the future returns
-    /// it as it is.
+    /// How a request ended whose loan is [settled](Inflight::take_settled); frees the slot. Never pending: the future
+    /// returns it as it is.
     #[inline(always)]
     pub(super) fn end_of_settled<L: Lend>(
         &self,
         wr_id: u64,
         loan: ReturnedLoan<'_, Lent<OpTag>>,
     ) -> Poll<OpResult<L>> {
-        // Each arm ends in a call or in values that are in registers: results that meet in memory are copied once more, 24
-        // instructions.
+        // Each arm ends in a call or in values that are in registers: results that meet in memory are copied once more,
+        // 24 instructions.
         match self.open_sent(loan) {
             Ok((buffer, outcome)) => Poll::Ready(end_of_sent(buffer, outcome)),
             Err(loan) => self.end_of_buffer(wr_id, loan),
@@ -648,8 +651,8 @@ impl<S: Locking> Queue<S> {
     }
 }
 
-/// The value, or the reason in `failed`. A `Result` with the reason would be in memory, also for a request that is posted: 20
-/// instructions.
+/// The value, or the reason in `failed`. A `Result` with the reason would be in memory, also for a request that is
+/// posted: 20 instructions.
 #[inline(always)]
 fn or_fail<V, E: Into<PostFailure>>(
     result: Result<V, E>,

@@ -1,4 +1,5 @@
-//! [`Inbox`], [`AsyncListener`], [`AsyncConnection`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
+//! [`Inbox`], [`AsyncListener`], [`AsyncConnection`] and `Events` as streams of the `futures` crates, for `StreamExt`
+//! and the like.
 
 use super::cm::{AsyncConnection, AsyncListener};
 use super::inbox::{Inbox, Message};
@@ -48,8 +49,8 @@ impl FusedStream for AsyncListener {
     }
 }
 
-/// Ends after the event that ends the connection ([`closed_by`](crate::cm::Connection::closed_by)), whichever task takes it,
-/// and after an error.
+/// Ends after the event that ends the connection ([`closed_by`](crate::cm::Connection::closed_by)), whichever task
+/// takes it, and after an error.
 impl Stream for AsyncConnection {
     type Item = crate::Result<ConnectionEvent>;
 

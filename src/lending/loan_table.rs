@@ -7,7 +7,8 @@
 //! back. Neither side locks or allocates. Model-checked with loom.
 //!
 //! The loan of a future has a third user: the future, which holds its slot for a moment to change the waker in it, and
-//! later takes from it how the request ended. docs/ARCHITECTURE.md draws the bits of a `wr_id` and the states of a slot.
+//! later takes from it how the request ended. docs/ARCHITECTURE.md draws the bits of a `wr_id` and the states of a
+//! slot.
 
 pub(crate) mod lender;
 
@@ -32,9 +33,9 @@ pub(crate) const SCOPED: u64 = 1 << 2;
 const UNSIGNALED: u64 = 1 << 3;
 /// Set in the `wr_id` of a request that may follow unsignaled ones: its completion then completes them, too.
 pub(crate) const COVERS: u64 = 1 << 4;
-/// Set in the `wr_id` of a send or a write that succeeds without news for anybody: no task waits for it, and its outcome
-/// is in the payload. Its completion settles the slot without a look at the payload, which takes 20 instructions less. The
-/// first holder of the slot clears the bit in the state, and then a task may wait.
+/// Set in the `wr_id` of a send or a write that succeeds without news for anybody: no task waits for it, and its
+/// outcome is in the payload. Its completion settles the slot without a look at the payload, which takes 20
+/// instructions less. The first holder of the slot clears the bit in the state, and then a task may wait.
 pub(crate) const SETTLES_ALONE: u64 = 1 << 5;
 /// The lowest bits of a `wr_id` are flags. The bits above them are a count, and the count modulo the size of
 /// the table is the slot's index. A slot has 64 bytes, or a multiple: with six flag bits, the masked count is
@@ -511,8 +512,8 @@ impl<P> LoanTable<P> {
         if self.may_settle_alone { self.take_back(wr_id & !SETTLES_ALONE) } else { None }
     }
 
-    /// A send that succeeded: takes the loan `wr_id` back, or settles it if no task waits for it. `None` if there is no such
-    /// loan, or it is scoped, unsignaled or covers unsignaled ones, too.
+    /// A send that succeeded: takes the loan `wr_id` back, or settles it if no task waits for it. `None` if there is no
+    /// such loan, or it is scoped, unsignaled or covers unsignaled ones, too.
     #[inline(always)]
     pub(crate) fn take_back_sent(&self, wr_id: u64) -> Option<SentLoan<'_, P>> {
         if !has_flags(wr_id) {
@@ -620,8 +621,8 @@ impl<P> LoanTable<P> {
         }
     }
 
-    /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans. A payload that
-    /// another thread takes meanwhile has left its slot afterwards.
+    /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans. A payload
+    /// that another thread takes meanwhile has left its slot afterwards.
     #[cold]
     pub(crate) fn take_all_settled(&self, mut visit: impl FnMut(u64, P)) {
         for slot in self.lendable_slots() {

@@ -1,5 +1,6 @@
-//! Two tasks that post and two that receive. In run after run, at one poll of a task after the other, one thing happens: the
-//! future that is polled is dropped, its queue pair is aborted, or a device is unplugged, fails or is killed with its process.
+//! Two tasks that post and two that receive. In run after run, at one poll of a task after the other, one thing
+//! happens: the future that is polled is dropped, its queue pair is aborted, or a device is unplugged, fails or is
+//! killed with its process.
 
 use crate::harness::Result;
 use std::future::Future;

@@ -77,8 +77,8 @@ impl Stage {
         bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build()
     }
 
-    /// Polls a future of datagrams to its end, at most `polls` times. Each command leads to its event, of the id that was
-    /// made last.
+    /// Polls a future of datagrams to its end, at most `polls` times. Each command leads to its event, of the id that
+    /// was made last.
     fn drive<T>(
         script: &CmScript,
         driver: &mut ChannelDriver<Watched>,

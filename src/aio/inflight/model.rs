@@ -27,8 +27,8 @@ fn complete(inflight: &Inflight, wr_id: u64) {
     deferred.run();
 }
 
-/// Runs driver and future at the same time, each in a thread of its own: loom does not preempt a model's first thread as
-/// it does others.
+/// Runs driver and future at the same time, each in a thread of its own: loom does not preempt a model's first thread
+/// as it does others.
 fn at_once(driver: impl FnOnce() + Send + 'static, future: impl FnOnce() + Send + 'static) {
     let (driver, future) = (thread::spawn(driver), thread::spawn(future));
     driver.join().unwrap();

@@ -231,8 +231,8 @@ impl<P> LoanBatch<'_, P> {
         self.lender.next.wr_id
     }
 
-    /// As [`commit`](Self::commit), of a batch of one. The compiler does not know `ahead` if the WQE may have been written
-    /// out of line: 8 instructions.
+    /// As [`commit`](Self::commit), of a batch of one. The compiler does not know `ahead` if the WQE may have been
+    /// written out of line: 8 instructions.
     #[inline(always)]
     pub(crate) fn commit_one(mut self) {
         debug_assert_eq!(self.ahead, STEP, "one loan");
