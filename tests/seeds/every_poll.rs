@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use uverbs::aio::{AsyncQueuePair, Transfer};
 use uverbs::device::devices_on;
 use uverbs::owned::{Buffer, BufferPool};
-use uverbs::sim::{Device, Fabric, TokioClock};
+use uverbs::sim::{Device, Fabric, Profile, TokioClock};
 use uverbs::{Access, Handshake, MemoryRegion, QpType, Remote};
 
 const BUFFERS: usize = 24;
@@ -80,7 +80,7 @@ impl Side {
 /// Counts the polls of all tasks, and acts at one of them.
 #[derive(Clone)]
 struct Script {
-    event: Event,
+    event: Option<Event>,
     /// Polls until then.
     left: Arc<AtomicU32>,
     fabric: Fabric,
@@ -92,12 +92,13 @@ impl Script {
     fn act(&self, qp: &AsyncQueuePair) -> bool {
         let device = |side: usize| &self.sides[side].0;
         match self.event {
-            Event::Dropped => return true,
+            None => {}
+            Some(Event::Dropped) => return true,
             // In a process that was killed no call succeeds.
-            Event::Aborted => drop(qp.abort()),
-            Event::Unplugged(side) => device(side).clone().unplug(),
-            Event::Failed(side) => device(side).fail(),
-            Event::Killed(side) => drop(self.fabric.kill(&self.sides[side].1)),
+            Some(Event::Aborted) => drop(qp.abort()),
+            Some(Event::Unplugged(side)) => device(side).clone().unplug(),
+            Some(Event::Failed(side)) => device(side).fail(),
+            Some(Event::Killed(side)) => drop(self.fabric.kill(&self.sides[side].1)),
         }
         false
     }
@@ -166,35 +167,39 @@ async fn receive(qp: AsyncQueuePair, pool: BufferPool, sends_back: bool) -> Resu
     Ok(())
 }
 
-/// Runs the program with `event` at poll `at`, counted from 1. Returns whether there were as many.
-pub(crate) fn run(seed: u64, event: Event, at: u32) -> Result<bool> {
-    let fabric =
-        Fabric::builder().device(uverbs::sim::Profile::new()).device(uverbs::sim::Profile::new());
+/// The polls of the program without an event: all of its tasks succeed.
+pub(crate) fn polls() -> Result<u32> {
+    let left = Arc::new(AtomicU32::new(u32::MAX));
+    play(0, None, &left)?;
+    Ok(u32::MAX - left.load(Ordering::Relaxed))
+}
+
+/// Runs the program with `event` at poll `at`, counted from 1.
+pub(crate) fn run(event: Event, at: u32) -> Result<()> {
+    let ended = play(at.into(), Some(event), &Arc::new(AtomicU32::new(at)));
+    ended.map_err(|error| format!("{event:?} at poll {at}: {error}").into())
+}
+
+fn play(seed: u64, event: Option<Event>, left: &Arc<AtomicU32>) -> Result<()> {
+    let fabric = Fabric::builder().device(Profile::new()).device(Profile::new());
     let fabric = fabric.stepped(seed).writes_in_any_order().history().build()?;
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().start_paused(true).build()?;
     let driven = fabric.clone();
     runtime.spawn(async move { driven.drive(TokioClock::new()).await });
-    let left = Arc::new(AtomicU32::new(at));
-    runtime
-        .block_on(program(&fabric, event, &left))
-        .map_err(|error| format!("{event:?} at poll {at}: {error}"))?;
+    runtime.block_on(program(&fabric, event, left))?;
     drop(runtime);
     for device in devices_on(&fabric.system()) {
         let left = device.resources()?.to_string();
         if left.split_whitespace().any(|word| word.parse::<u64>().is_ok_and(|count| count > 0)) {
-            return Err(format!(
-                "{event:?} at poll {at}: objects are left on {}: {left}",
-                device.name()
-            )
-            .into());
+            return Err(format!("objects are left on {}: {left}", device.name()).into());
         }
     }
-    Ok(left.load(Ordering::Relaxed) == 0)
+    Ok(())
 }
 
-/// Waits for the end of a task, and makes it end after a while. Returns whether it ended by itself.
-async fn end(mut task: JoinHandle<Option<Result<()>>>) -> Result<bool> {
+/// Waits for the end of a task, and makes it end after a while: `None`. A task that was dropped has ended well.
+async fn end(mut task: JoinHandle<Option<Result<()>>>) -> Option<Result<()>> {
     let ended = timeout(PATIENCE, &mut task).await;
     let by_itself = ended.is_ok();
     let ended = match ended {
@@ -206,11 +211,12 @@ async fn end(mut task: JoinHandle<Option<Result<()>>>) -> Result<bool> {
     };
     match ended {
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        _ => Ok(by_itself),
+        Ok(ended) if by_itself => Some(ended.unwrap_or(Ok(()))),
+        _ => None,
     }
 }
 
-async fn program(fabric: &Fabric, event: Event, left: &Arc<AtomicU32>) -> Result<()> {
+async fn program(fabric: &Fabric, event: Option<Event>, left: &Arc<AtomicU32>) -> Result<()> {
     let (client, server) = (Side::new(fabric, 0)?, Side::new(fabric, 1)?);
     // A peer without receives ends a send.
     let options = Handshake::new().rnr_retry(2).timeout(14);
@@ -235,14 +241,26 @@ async fn program(fabric: &Fabric, event: Event, left: &Arc<AtomicU32>) -> Result
         start(a, Box::pin(write(a.qp.clone(), a.pool.clone(), to))),
     ];
     for poster in posters {
-        // Each request ends, by success or by an error, unless the device completes none any more.
-        if !end(poster).await? && !matches!(event, Event::Failed(_)) {
-            return Err("a request waits for ever".into());
+        match end(poster).await {
+            Some(Err(error)) if event.is_none() => return Err(error),
+            Some(_) => {}
+            // A device with an internal error completes no request.
+            None if matches!(event, Some(Event::Failed(0))) => {}
+            None => return Err("a request waits for ever".into()),
         }
     }
-    for receiver in receivers {
-        // A message that was never sent does not come.
-        end(receiver).await?;
+    for (receiver, side) in receivers.into_iter().zip([1, 0]) {
+        let is_gone = match event {
+            Some(Event::Unplugged(gone) | Event::Killed(gone)) => gone == side,
+            _ => false,
+        };
+        match end(receiver).await {
+            Some(Err(error)) if event.is_none() => return Err(error),
+            Some(_) => {}
+            // A message that was never sent does not come.
+            None if event.is_some() && !is_gone => {}
+            None => return Err("a receive waits for ever".into()),
+        }
     }
     drop(script);
     for Side { context, device: _, qp, pool, region, driver } in [client, server] {
