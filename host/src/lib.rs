@@ -202,8 +202,8 @@ pub trait HostSystem: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// The time. A system with a clock of its own may be ahead of the machine's.
     fn now(&self) -> Instant;
 
-    /// A random number for what the wire shows, as the number of a first packet. A system whose runs repeat draws it
-    /// from its seed; `None` leaves it to the machine.
+    /// A random number for what the wire shows, as a queue pair's first PSN. A system whose runs repeat draws it from
+    /// its seed; `None` leaves it to the machine.
     fn random(&self) -> Option<u64> {
         None
     }

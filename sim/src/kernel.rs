@@ -331,7 +331,7 @@ pub(crate) struct Kernel {
     pub(crate) cm: Manager,
     decisions: Decisions,
     /// Random numbers for the library, which change no decision.
-    pub(crate) numbers: Decisions,
+    pub(crate) random: Decisions,
     pub(crate) history: Option<History>,
     /// The findings, if the fabric is strict.
     pub(crate) findings: Option<Vec<String>>,
@@ -351,7 +351,7 @@ impl Kernel {
             drivers: Vec::new(),
             cm: Manager::default(),
             decisions: Decisions::new(seed),
-            numbers: Decisions::new(seed ^ (1 << 63)),
+            random: Decisions::new(seed ^ (1 << 63)),
             history: None,
             findings: None,
             rates,

@@ -573,8 +573,10 @@ impl HostSystem for World {
     }
 
     fn random(&self) -> Option<u64> {
-        let is_stepped = self.is_stepped();
-        self.kernel().ok().filter(|_| is_stepped).map(|mut kernel| kernel.numbers.below(u64::MAX))
+        if !self.is_stepped() {
+            return None;
+        }
+        self.kernel().ok().map(|mut kernel| kernel.random.below(u64::MAX))
     }
 
     fn wait(&self, fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize> {

@@ -10,10 +10,10 @@
 //!       |                 ^  |                                  ^
 //!       |     watch       |  | drop, or driver gone             |
 //!       |  +--------------+  v            completion            |
-//!       |  |               Abandoned --------------> (free)     |
-//!       |  |                         completion                 |
+//!       |  |    +-----> Abandoned --------------> (free)        |
+//!       |  |    | drop               completion                 |
 //!       +--+-- Unwatched, Sent ---------------------------------+
-//!     post of a list
+//!     post of a list or an inbox
 //! ```
 //!
 //! A request of a list is not `Pending`, unless its end is the one that wakes the list. A send or a write of a list is

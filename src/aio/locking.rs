@@ -24,15 +24,31 @@ pub trait Locking: Sharing + Sized {
 
     /// Rings a batch of a queue pair that was compared with the token when it was taken over.
     #[doc(hidden)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError>;
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, taken_over: &TakenOver)
+    -> Result<(), RingError>;
 
     /// As `ring`, of a batch of one.
     #[doc(hidden)]
-    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError>;
+    fn ring_one<T>(
+        batch: OwnedSendBatch<'_, T, Self>,
+        taken_over: &TakenOver,
+    ) -> Result<(), RingError>;
 
     /// Whether all steps of all requests are the same thread's.
     #[doc(hidden)]
     const ONE_THREAD: bool;
+}
+
+/// Says that a queue pair belongs to a completion queue of futures, and only such a queue's own code has it. The trait is public:
+/// without this a program could ring a batch of a queue pair of its own, whose thread domain nobody compared.
+#[derive(Debug)]
+pub struct TakenOver(());
+
+impl TakenOver {
+    /// For a queue pair whose protection domain [is that of the token](Locking::rings).
+    pub(super) fn new() -> TakenOver {
+        TakenOver(())
+    }
 }
 
 impl Locking for Shared {
@@ -49,13 +65,13 @@ impl Locking for Shared {
 
     #[doc(hidden)]
     #[inline(always)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, _: &TakenOver) -> Result<(), RingError> {
         batch.ring()
     }
 
     #[doc(hidden)]
     #[inline(always)]
-    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
+    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>, _: &TakenOver) -> Result<(), RingError> {
         batch.ring_one()
     }
 
@@ -68,24 +84,23 @@ impl Locking for Exclusive {
     type Lock<T> = LocalLock<T>;
 
     #[doc(hidden)]
-    type Token = LocalLock<ThreadDomain>;
+    type Token = ThreadDomain;
 
     #[doc(hidden)]
-    fn rings(token: &Self::Token, pd: &ProtectionDomain<Exclusive>) -> bool {
-        let (Some(td), Some(own)) = (token.lock(), &pd.inner.td) else { return false };
-        Arc::ptr_eq(own, &td.inner)
+    fn rings(token: &ThreadDomain, pd: &ProtectionDomain<Exclusive>) -> bool {
+        pd.inner.td.as_ref().is_some_and(|own| Arc::ptr_eq(own, &token.inner))
     }
 
     // The token is not taken: the handles that keep it are neither `Send` nor `Sync`, so that this is its thread.
     #[doc(hidden)]
     #[inline(always)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, _: &TakenOver) -> Result<(), RingError> {
         batch.ring_held()
     }
 
     #[doc(hidden)]
     #[inline(always)]
-    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>) -> Result<(), RingError> {
+    fn ring_one<T>(batch: OwnedSendBatch<'_, T, Self>, _: &TakenOver) -> Result<(), RingError> {
         batch.ring_one_held()
     }
 
@@ -98,13 +113,11 @@ mod tests {
     use super::*;
     use std::any::TypeId;
 
-    /// Both locks are `LocalLock`s, which refuse a second holder at once.
+    /// Its lock is a `LocalLock`, which refuses a second holder at once.
     #[test]
     fn a_worker_takes_no_mutex() {
         type Taken = <Exclusive as Locking>::Lock<u8>;
         assert_eq!(TypeId::of::<Taken>(), TypeId::of::<LocalLock<u8>>());
-        let token = TypeId::of::<<Exclusive as Locking>::Token>();
-        assert_eq!(token, TypeId::of::<LocalLock<ThreadDomain>>());
         let taken: Taken = AnyLock::new(1);
         let held = taken.lock();
         assert!(held.is_some() && taken.lock().is_none());

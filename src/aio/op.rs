@@ -414,7 +414,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     /// Posts a [new](Stage::New) request that is no send or write. Beside those it would make a table of jumps, 4
     /// instructions.
     #[inline(never)]
-    fn start_other(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+    fn start_uncommon(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
         let Stage::New(request) = &self.stage else { return self.end_failed() };
         match request.kind() {
             Kind::Transfer(Transfer::Read(from)) => self.start_read(from, waker),
@@ -423,8 +423,9 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         }
     }
 
+    /// A poll of a request that is not new, whose end [`Queue::take_sent`] did not find.
     #[inline(never)]
-    fn poll_other(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
         match self.stage {
             Stage::Posted(wr_id) => self.poll_posted(wr_id, waker),
             Stage::Waiting(..) => self.start_slowly(None, waker),
@@ -458,7 +459,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
 impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
     type Output = OpResult<L>;
 
-    /// Inlined where the future is awaited: the end of a send or a write of a buffer stays in registers.
+    // Inlined where the future is awaited: the end of a send or a write of a buffer stays in registers.
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
         let this = &mut *self;
@@ -466,16 +467,16 @@ impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
             Stage::New(request) => match request.kind() {
                 Kind::Transfer(Transfer::Send) => this.start_send(cx.waker()),
                 Kind::Transfer(Transfer::Write(to)) => this.start_write(to, cx.waker()),
-                _ => this.start_other(cx.waker()),
+                _ => this.start_uncommon(cx.waker()),
             },
             Stage::Posted(wr_id) => match this.queue.take_sent(*wr_id) {
                 Some((buffer, outcome)) => {
                     this.stage = Stage::Over;
                     return Poll::Ready(end_of_sent(buffer, outcome));
                 }
-                None => this.poll_other(cx.waker()),
+                None => this.poll_slowly(cx.waker()),
             },
-            _ => this.poll_other(cx.waker()),
+            _ => this.poll_slowly(cx.waker()),
         };
         match other {
             Poll::Pending => Poll::Pending,
@@ -486,7 +487,6 @@ impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
 
 /// An end that a function out of line has written to memory, as values of their own. Otherwise an end that is in
 /// registers would be written to the same memory where both meet: 16 instructions.
-#[cold]
 #[inline(always)]
 pub(super) fn from_memory<L>(end: OpResult<L>) -> OpResult<L> {
     match parts(end) {

@@ -82,6 +82,9 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
 
     /// The end of the next request; `None` after the last one. If the future is dropped, no end is lost.
     ///
+    /// A list that is longer than its queue keeps its place in the line while it waits for room: a request that is awaited
+    /// between two ends comes behind all of the list, so await none before the last end.
+    ///
     /// # Errors
     ///
     /// Those of an [`Op`](super::Op), of this request alone.
@@ -103,29 +106,26 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     /// ```
     #[inline(always)]
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<OpResult<L>>> {
-        if let Some(wr_id) = self.posted.first() {
+        // With a ticket the list posts first: others wait behind it for the room that there is now.
+        let first = if self.ticket.is_none() { self.posted.first() } else { None };
+        if let Some(wr_id) = first {
             if let Some((buffer, outcome)) = self.queue.take_sent(wr_id) {
                 self.posted.pop_first();
                 return Poll::Ready(Some(end_of_sent(buffer, outcome)));
             }
         }
-        match self.poll_next_other(cx.waker()) {
+        match self.poll_next_slowly(cx.waker()) {
             Poll::Ready(Some(end)) => Poll::Ready(Some(from_memory(end))),
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
     }
 
+    /// As [`poll_next`](Self::poll_next), where the first end is not one that [`Queue::take_sent`] finds, or the list waits for
+    /// room.
     #[inline(never)]
-    fn poll_next_other(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
-        if self.posted.len() == 0 {
-            self.post(waker);
-        }
-        let is_over = |wr_id| self.queue.inflight.is_settled(wr_id);
-        if !self.posted.first().is_some_and(is_over) {
-            // All that was over has been returned: there is room again.
-            self.post(waker);
-        }
+    fn poll_next_slowly(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
+        self.post(waker);
         match self.poll_first(waker) {
             Poll::Ready(None) if self.waiting() > 0 => Poll::Pending,
             end => end,

@@ -6,7 +6,6 @@ use crate::channel::CompletionChannel;
 use crate::cq::{CompletionQueue, CqBuilder};
 use crate::error::{ErrorWith, Result};
 use crate::pd::Exclusive;
-use crate::sync::lock::AnyLock;
 use crate::td::ThreadDomain;
 use std::os::fd::BorrowedFd;
 
@@ -88,6 +87,6 @@ impl Worker {
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
     ) -> Result<(AsyncCompletionQueue<Exclusive>, Driver<W, Exclusive>)> {
         let Worker { cq, channel, td } = self;
-        AsyncCompletionQueue::start(cq, channel, AnyLock::new(td), readiness)
+        AsyncCompletionQueue::start(cq, channel, td, readiness)
     }
 }

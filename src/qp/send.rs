@@ -322,8 +322,8 @@ impl SendBatch<'_, Exclusive> {
         self.ring_held(count)
     }
 
-    /// As [`ring_lent`](Self::ring_lent), for a caller that keeps the token of the queue's thread domain on its own thread:
-    /// compared when the caller took the queue over, and not again.
+    /// As [`ring_lent`](Self::ring_lent), for a caller that keeps the token of the queue's thread domain on its own
+    /// thread, and compared it when it took the queue over.
     #[inline(always)]
     pub(crate) fn ring_held(self, count: u64) -> Result<(), RingError> {
         if count == 0 {

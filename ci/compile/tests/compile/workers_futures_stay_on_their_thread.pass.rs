@@ -1,12 +1,12 @@
 //! The queue pairs, futures and driver of a worker stay on its thread; the worker itself moves there.
 #![allow(unused)]
 
-use uverbs::aio::{AsyncCompletionQueue, Driver, Op, AsyncQueuePair, AsyncSharedReceiveQueue};
+use uverbs::aio::{AsyncCompletionQueue, AsyncQueuePair, AsyncSharedReceiveQueue, AtomicOp, Driver, Inbox, Op, PostAll};
 use uverbs::{Exclusive, Shared};
 
 type All<S> = (
     AsyncQueuePair<S>,
-    Op<(), S>,
+    (Op<(), S>, PostAll<(), S>, AtomicOp<S>, Inbox<S>),
     AsyncSharedReceiveQueue<S>,
     AsyncCompletionQueue<S>,
     Driver<(), S>,
