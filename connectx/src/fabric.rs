@@ -320,9 +320,11 @@ impl Fabric {
     fn deliver_message(&mut self, number: usize, before: usize) -> bool {
         let link = &mut self.functions[number].device_mut().link;
         let Some(queue) = link.queue(before) else { return false };
-        for _ in 0..PACKETS_PER_TURN {
+        let mut packets = 0;
+        while packets < PACKETS_PER_TURN {
             let link = &mut self.functions[number].device_mut().link;
             let Some(flight) = link.take_of(queue) else { break };
+            packets += flight.packets as usize;
             if self.deliver(number, flight) || !self.charge() {
                 break;
             }

@@ -14,17 +14,22 @@
 //! - before a key changes or is invalidated, by a WQE or by the peer (`Device::settle_payloads`);
 //! - before [`Fabric::run`](crate::fabric::Fabric::run) returns: commands and the program come next.
 //!
+//! Such packets from the middle of a message are one flight: a unit. What cannot be taken whole, is captured or goes over
+//! a network is taken apart when it leaves the link (`Fabric::deliver`).
+//!
 //! A packet that does not arrive in the call that sends it gets its payload at once: one that is held back, and each
 //! one of [`Fabric::run_ready`](crate::fabric::Fabric::run_ready).
 
 use std::collections::VecDeque;
 
+use uverbs_roce::headers::{Bth, Packet};
+
 use crate::fault::{Delay, MAX_DELAY};
 use crate::guest::GuestMemory;
 use crate::path::Path;
 
-/// Buffers that are kept for packets to come: more than a queue pair sends without an acknowledgement.
-const SPARE: usize = 256;
+/// Bytes of buffers that are kept for packets to come: four times as many as a queue pair sends without an acknowledgement.
+const SPARE: usize = 2 << 20;
 
 /// The most packets that a link holds back. The datagrams of a late queue pair complete meanwhile, so that a guest could
 /// send any number of them.
@@ -49,6 +54,7 @@ impl InPlace {
     pub(crate) fn append(self, memory: &GuestMemory, packet: &mut Vec<u8>) {
         for (address, len) in self.ranges {
             let at = packet.len();
+            packet.reserve_exact(len);
             packet.resize(at + len, 0);
             // It was readable when it was found, in the same call of the fabric.
             let _ = memory.read(address, &mut packet[at..]);
@@ -70,13 +76,13 @@ impl InPlace {
 pub(crate) struct Departing {
     /// Bytes.
     pub(crate) len: usize,
-    /// Where it stays.
-    pub(crate) in_place: Option<InPlace>,
+    /// Where it stays, if it does, and of how many packets it is.
+    pub(crate) in_place: Option<(InPlace, u32)>,
     /// The request whose memory it is; `None` for the responder's.
     pub(crate) request: Option<u64>,
 }
 
-/// A packet on its way.
+/// A packet on its way, or a [unit](uverbs_roce::headers::Packet::packets) of them.
 #[derive(Clone)]
 pub(crate) struct Flight {
     /// The queue pair that sent it.
@@ -84,6 +90,8 @@ pub(crate) struct Flight {
     pub(crate) path: Path,
     /// From BTH to padding, but for a payload that stays in place.
     pub(crate) packet: Vec<u8>,
+    /// 1, or the number of packets of the unit.
+    pub(crate) packets: u32,
     pub(crate) in_place: Option<InPlace>,
     /// The request of its queue pair whose memory that is; `None` for the responder's.
     pub(crate) request: Option<u64>,
@@ -121,15 +129,34 @@ pub(crate) struct Link {
     /// Timeouts of queue pairs with packets that were held back.
     timeouts: u64,
     spare: Vec<Vec<u8>>,
+    /// Their bytes.
+    spare_bytes: usize,
 }
 
 impl Link {
     /// A packet with these bytes. Its memory is that of one that has arrived.
     pub(crate) fn flight(&mut self, queue: u32, path: Path, bytes: &[u8]) -> Flight {
         let mut packet = self.spare.pop().unwrap_or_default();
+        self.spare_bytes -= packet.capacity();
         packet.clear();
         packet.extend_from_slice(bytes);
-        Flight { queue, path, packet, in_place: None, request: None, ecn: 0 }
+        Flight { queue, path, packet, packets: 1, in_place: None, request: None, ecn: 0 }
+    }
+
+    /// The packet at this place of a unit.
+    pub(crate) fn packet_of(&mut self, unit: &Flight, at: u32) -> Option<Flight> {
+        let payload = Packet::parse(&unit.packet).ok()?.payload;
+        let (headers, _) = unit.packet.split_at(unit.packet.len() - payload.len());
+        let mut flight = self.flight(unit.queue, unit.path, headers);
+        Bth::skip(&mut flight.packet, at);
+        flight.request = unit.request;
+        flight.in_place = unit.in_place.map(|in_place| {
+            let len = in_place.len() / unit.packets as usize;
+            in_place.split_at(len * at as usize).1.split_at(len).0
+        });
+        let len = payload.len() / unit.packets as usize;
+        flight.packet.extend_from_slice(&payload[len * at as usize..][..len]);
+        Some(flight)
     }
 
     /// Sends a packet.
@@ -255,7 +282,8 @@ impl Link {
 
     /// Takes back the memory of a packet that has arrived.
     pub(crate) fn recycle(&mut self, flight: Flight) {
-        if self.spare.len() < SPARE {
+        if self.spare_bytes + flight.packet.capacity() <= SPARE {
+            self.spare_bytes += flight.packet.capacity();
             self.spare.push(flight.packet);
         }
     }

@@ -59,13 +59,19 @@ impl TrafficByCast {
         cast.add(1, frame.len());
     }
 
-    /// Counts a packet between queue pairs, unless it is a response without data.
-    pub(crate) fn add_packet(&mut self, path: &Path, opcode: Opcode, payload: usize) {
+    /// Counts packets between queue pairs, unless they are responses without data.
+    pub(crate) fn add_packets(
+        &mut self,
+        path: &Path,
+        opcode: Opcode,
+        packets: u32,
+        payload: usize,
+    ) {
         if opcode.operation.kind() == Kind::Response && payload == 0 {
             return;
         }
         let cast = if path.is_multicast() { &mut self.multicast } else { &mut self.unicast };
-        cast.add(1, payload);
+        cast.add(packets.into(), payload);
     }
 
     /// The sum.

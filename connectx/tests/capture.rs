@@ -45,10 +45,10 @@ impl Write for File {
     }
 }
 
-/// Bytes of a write: three packets.
-const LONG: u32 = 2500;
+/// Bytes of a write: four packets.
+const LONG: u32 = 4000;
 
-/// The capture of a send, a write of three packets, an atomic and a read.
+/// The capture of a send, a write of four packets, an atomic and a read.
 fn play() -> (Pair, File) {
     let (mut p, file) = (Pair::new(), File::default());
     let data: Vec<u8> = (0..LONG).map(|at| (at * 7 + at / 251) as u8).collect();
@@ -73,12 +73,13 @@ fn expected(p: &Pair) -> Vec<(u8, u32, u32)> {
         (0x11, a, 0),
         (0x06, b, 1),
         (0x07, b, 2),
-        (0x08, b, 3),
-        (0x11, a, 3),
-        (0x14, b, 4),
-        (0x12, a, 4),
-        (0x0c, b, 5),
-        (0x10, a, 5),
+        (0x07, b, 3),
+        (0x08, b, 4),
+        (0x11, a, 4),
+        (0x14, b, 5),
+        (0x12, a, 5),
+        (0x0c, b, 6),
+        (0x10, a, 6),
     ]
 }
 
@@ -98,7 +99,7 @@ fn a_capture_has_each_packet_with_its_payload_and_icrc() {
         .collect();
     assert_eq!(found, expected(&p));
     let mut written =
-        packets[2..5].iter().map(|packet| packet.payload).collect::<Vec<_>>().concat();
+        packets[2..6].iter().map(|packet| packet.payload).collect::<Vec<_>>().concat();
     // The atomic came later.
     let mut memory = vec![0; LONG as usize];
     p.driver.memory().read(p.to, &mut memory).unwrap();

@@ -41,7 +41,7 @@ fn fixture() -> Fixture {
         qp
     });
     for (qp, peer) in [(&a, &b), (&b, &a)] {
-        let receive = [(qpc::mtu, 1), (qpc::min_rnr_nak, 1)];
+        let receive = [(qpc::mtu, 2), (qpc::min_rnr_nak, 1)];
         driver.modify(opcode::INIT2RTR_QP, qp, peer.number, &receive).unwrap();
         let send = [(qpc::retry_count, 3), (qpc::rnr_retry, 2)];
         driver.modify(opcode::RTR2RTS_QP, qp, peer.number, &send).unwrap();
@@ -110,9 +110,9 @@ fn the_vport_counts_packets_and_octets() {
     let mut c = fixture();
     let to = c.driver.alloc_page();
     let key = c.driver.mkey(to, 4096, &[mkc::lw]);
-    c.driver.post_receive(&mut c.b, &Driver::segment(1000, key, to));
-    // A path MTU of 256 bytes makes four packets.
-    c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(1000, c.key, c.page));
+    c.driver.post_receive(&mut c.b, &Driver::segment(2000, key, to));
+    // A path MTU of 512 bytes makes four packets.
+    c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(2000, c.key, c.page));
     let out = c.driver.run_command(opcode::QUERY_VPORT_COUNTER, &[0; 32]).unwrap();
     let out = Bits::<query_vport_counter_out, _>::new(out);
     for counter in [
@@ -121,6 +121,6 @@ fn the_vport_counts_packets_and_octets() {
     ] {
         let counter = out.sub(counter);
         let seen = (counter.get(traffic_counter::packets), counter.get(traffic_counter::octets));
-        assert_eq!(seen, (4, 1000));
+        assert_eq!(seen, (4, 2000));
     }
 }

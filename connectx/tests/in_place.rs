@@ -119,3 +119,23 @@ fn a_destroyed_key_gives_no_access_to_what_is_there_later() {
         }
     }
 }
+
+/// Packets of a write whose memory overlaps that of the peer are written one after the other.
+#[test]
+fn a_write_to_memory_that_it_overlaps_is_that_of_its_packets() {
+    /// Bytes of four packets, and how far they move.
+    const BYTES: usize = 4000;
+    const BY: usize = 512;
+    let mut p = Pair::new();
+    let from = p.from;
+    let mut expected: Vec<u8> = (0..BYTES + BY).map(|at| (at * 7 + at / 251) as u8).collect();
+    p.driver.memory().write(from, &expected).unwrap();
+    let segments = [Pair::remote(from + BY as u64, p.key), p.local(BYTES as u32)].concat();
+    p.driver.post_send(&mut p.a, WRITE, 0, &segments);
+    for at in (0..BYTES).step_by(1024) {
+        expected.copy_within(at..BYTES.min(at + 1024), at + BY);
+    }
+    let mut written = vec![0; BYTES + BY];
+    p.driver.memory().read(from, &mut written).unwrap();
+    assert!(written == expected);
+}

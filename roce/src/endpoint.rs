@@ -13,7 +13,10 @@ use alloc::vec::Vec;
 use core::fmt;
 
 /// Packets that a queue pair may send before the next one has its turn.
-const PACKETS_PER_TURN: usize = 32;
+const PACKETS_PER_TURN: usize = MAX_UNIT as usize;
+
+/// The most packets of a [unit](Packet::packets).
+pub const MAX_UNIT: u32 = 32;
 
 /// The queue pairs of a device: a state machine without a socket, a clock or a thread.
 ///
@@ -74,6 +77,9 @@ pub enum Dropped {
     State(State),
     /// The device did not admit it.
     NotAdmitted,
+    /// It is a [unit](Packet::packets) that cannot be taken whole. Nothing has changed: its packets are to be given one by
+    /// one.
+    Unit,
 }
 
 impl fmt::Display for Dropped {
@@ -88,6 +94,7 @@ impl fmt::Display for Dropped {
                 write!(f, "a queue pair in state {state:?} does not take the packet")
             }
             Dropped::NotAdmitted => write!(f, "the device does not admit the packet"),
+            Dropped::Unit => write!(f, "the packets of the unit have to come one by one"),
         }
     }
 }
@@ -248,12 +255,12 @@ impl<P: Clone> Endpoint<P> {
         if !host.admit(number, from, packet) {
             return Err(Dropped::NotAdmitted);
         }
-        match response {
+        let taken = match response {
             true => qp.handle_response(now, host, packet),
             false => qp.handle_request(host, from, packet),
-        }
+        };
         self.schedule(slot);
-        Ok(())
+        if taken { Ok(()) } else { Err(Dropped::Unit) }
     }
 
     /// Lets timers end that are due, and sends what there is to send, at most `budget` packets. Queue pairs take turns.
@@ -311,14 +318,14 @@ impl<P: Clone> Endpoint<P> {
         qp.scheduled = false;
         let mut done = 0;
         while done < packets {
-            match qp.step(now, host, &mut self.buffer) {
+            match qp.step(now, host, &mut self.buffer, (packets - done) as u32) {
                 Step::Idle => {
                     self.timers.set(slot, qp.requester.timer);
                     return done;
                 }
-                Step::Done => done += 1,
-                Step::Last => {
-                    done += 1;
+                Step::Done(sent) => done += sent as usize,
+                Step::Last(sent) => {
+                    done += sent as usize;
                     break;
                 }
             }

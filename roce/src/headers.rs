@@ -160,6 +160,14 @@ impl Bth {
         Psn::new(self.sequence.get())
     }
 
+    /// Gives a packet the PSN of the one that is so many behind it in its [unit](Packet::packets).
+    pub fn skip(packet: &mut [u8], packets: u32) {
+        if let Ok((bth, _)) = Bth::mut_from_prefix(packet) {
+            let flags = bth.sequence.get() & !Psn::MASK;
+            bth.sequence = (flags | bth.psn().plus(packets).get()).into();
+        }
+    }
+
     /// Whether the requester asks for an acknowledgement of this packet.
     pub fn requests_ack(&self) -> bool {
         self.sequence.get() & ACK_REQUEST != 0
@@ -334,6 +342,9 @@ pub struct Packet<'a> {
     pub ieth: Option<&'a Ieth>,
     /// The data, without padding.
     pub payload: &'a [u8],
+    /// 1, or the number of middle packets of a message that this stands for: a *unit*. Its headers are those of the first
+    /// one, and its payload is that of all.
+    pub packets: u32,
 }
 
 /// Why bytes are no packet.
@@ -395,6 +406,7 @@ impl<'a> Packet<'a> {
             immdt: take(&mut rest, headers.contains(Headers::IMMDT))?,
             ieth: take(&mut rest, headers.contains(Headers::IETH))?,
             payload: &[],
+            packets: 1,
         };
         if rest.len() % 4 != 0 {
             return Err(Malformed::Unpadded(bytes.len()));

@@ -21,6 +21,15 @@ pub trait Host {
     /// requests that the queue pair sends until the next call are packets of it.
     fn begin(&mut self, qpn: u32, request: u64);
 
+    /// Leaves the payload of the next packet in memory until it arrives. The next call of [`send`](Host::send) gets its
+    /// headers only; the caller of [`Endpoint::packet_for`](crate::Endpoint::packet_for) gives it a payload as long.
+    /// `packets` middle packets of `length` bytes each can leave as one [unit](Packet::packets). Returns how many do, or
+    /// 0 to have the payload of one packet copied.
+    fn leave_in_place(&mut self, qpn: u32, source: Source, length: u32, packets: u32) -> u32 {
+        let _ = (qpn, source, length, packets);
+        0
+    }
+
     /// Sends a packet: the bytes from BTH to padding. Returns whether the queue pair may send more in this turn.
     fn send(&mut self, qpn: u32, to: &Self::Path, packet: &[u8]) -> bool;
 
@@ -156,6 +165,20 @@ pub trait Host {
 
     /// Counts a loss that the queue pair repairs, or a message that it cannot take.
     fn count(&mut self, qpn: u32, counter: Counter);
+}
+
+/// Memory with data of a packet that is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// That of a request, from `offset` on.
+    Request {
+        /// The device's name of the request.
+        id: u64,
+        /// Bytes in front.
+        offset: u32,
+    },
+    /// That of a read by the peer; its length is that of the packets.
+    Read(Target),
 }
 
 /// Memory that a peer names.

@@ -23,8 +23,8 @@ pub mod timers;
 #[cfg(test)]
 mod tests;
 
-pub use endpoint::{Dropped, Endpoint, Progress};
-pub use host::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
+pub use endpoint::{Dropped, Endpoint, MAX_UNIT, Progress};
+pub use host::{Atomic, Counter, Event, Host, Received, Refusal, Right, Source, Target};
 pub use psn::Psn;
 pub use queue_pair::{Attributes, MAX_MESSAGE, Mtu, State};
 pub use request::{Datagram, Request, Work};

@@ -128,16 +128,16 @@ pub struct Attributes<P> {
 pub(crate) enum Step {
     /// There was nothing to do.
     Idle,
-    /// A packet was sent, or a request executed.
-    Done,
+    /// So many packets were sent, or a request was executed.
+    Done(u32),
     /// As `Done`, and the device takes no more in this turn.
-    Last,
+    Last(u32),
 }
 
 impl Step {
-    /// The step that sent a packet; the device says whether it takes `more`.
-    pub(crate) fn sent(more: bool) -> Step {
-        if more { Step::Done } else { Step::Last }
+    /// The step that sent packets; the device says whether it takes `more`.
+    pub(crate) fn sent(packets: u32, more: bool) -> Step {
+        if more { Step::Done(packets) } else { Step::Last(packets) }
     }
 }
 
@@ -177,19 +177,20 @@ impl<P: Clone> QueuePair<P> {
         self.requester.capacity() + self.responder.capacity()
     }
 
-    /// Sends the next packet, of a response or of a request.
+    /// Sends the next packet, of a response or of a request, or at most `room` of them as a unit.
     pub(crate) fn step<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,
         host: &mut H,
         buffer: &mut PacketBuffer,
+        room: u32,
     ) -> Step {
         let response = match self.state.receives() || self.state == State::Error {
-            true => self.send_response(host, buffer),
+            true => self.send_response(host, buffer, room),
             false => Step::Idle,
         };
         match response {
-            Step::Idle if self.state.sends() => self.send_request(now, host, buffer),
+            Step::Idle if self.state.sends() => self.send_request(now, host, buffer, room),
             response => response,
         }
     }

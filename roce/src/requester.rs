@@ -17,7 +17,7 @@
 mod responses;
 
 use crate::headers::{Bth, PacketBuffer};
-use crate::host::{Event, Host};
+use crate::host::{Event, Host, Source};
 use crate::mistake::Mistake;
 use crate::opcodes::{Opcode, Position};
 use crate::psn::Psn;
@@ -237,6 +237,8 @@ struct Outgoing {
     offset: u32,
     /// Bytes of its data.
     payload: u32,
+    /// How many packets can leave with it as a unit.
+    unit: u32,
 }
 
 impl<P: Clone> QueuePair<P> {
@@ -268,12 +270,13 @@ impl<P: Clone> QueuePair<P> {
         Ok(())
     }
 
-    /// Sends the next packet of a request. From `rxe_requester`.
+    /// Sends the next packet of a request, or at most `room` of them as a unit. From `rxe_requester`.
     pub(crate) fn send_request<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,
         host: &mut H,
         buffer: &mut PacketBuffer,
+        room: u32,
     ) -> Step {
         if self.requester.waits_for_receiver {
             return Step::Idle;
@@ -292,7 +295,7 @@ impl<P: Clone> QueuePair<P> {
         if posted.failed.is_some() {
             // It waits until it is the oldest one: requests complete in order.
             let settled = self.requester.next == 0 && self.settle(host);
-            return if settled { Step::Done } else { Step::Idle };
+            return if settled { Step::Done(1) } else { Step::Idle };
         }
         if !posted.begun {
             if !self.may_begin() {
@@ -300,7 +303,7 @@ impl<P: Clone> QueuePair<P> {
             }
             if posted.is_local() {
                 self.run_local(host);
-                return Step::Last;
+                return Step::Last(1);
             }
         }
         let requester = &self.requester;
@@ -310,7 +313,9 @@ impl<P: Clone> QueuePair<P> {
         if self.transport.is_reliable() && !repeats && unacknowledged >= WINDOW {
             return Step::Idle;
         }
-        self.send_packet(now, host, buffer)
+        // Packets of a unit are sent for the first time.
+        let room = if repeats { 1 } else { room.min(WINDOW.saturating_sub(unacknowledged)) };
+        self.send_packet(now, host, buffer, room)
     }
 
     /// Whether the request at the cursor may begin.
@@ -349,15 +354,16 @@ impl<P: Clone> QueuePair<P> {
         self.settle(host);
     }
 
-    /// Sends the packet at the cursor. From `init_req_packet` and `finish_packet`.
+    /// Sends the packet at the cursor, or at most `room` as a unit. From `init_req_packet` and `finish_packet`.
     fn send_packet<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,
         host: &mut H,
         buffer: &mut PacketBuffer,
+        room: u32,
     ) -> Step {
         self.requester.begin();
-        let Some(packet) = self.put_headers(buffer) else { return Step::Idle };
+        let Some(mut packet) = self.put_headers(buffer) else { return Step::Idle };
         let begins = core::mem::take(&mut self.requester.begins);
         let Some(posted) = self.requester.queue.get_mut(self.requester.next) else {
             return Step::Idle;
@@ -365,15 +371,27 @@ impl<P: Clone> QueuePair<P> {
         if begins {
             host.begin(self.number, posted.request.id);
         }
+        let mut sent = 1;
         if packet.payload > 0 {
-            let room = buffer.payload(packet.payload as usize);
-            let read = host.read_local(self.number, posted.request.id, packet.offset, room);
-            if let Err(status) = read {
-                posted.failed = Some(status);
-                self.settle(host);
-                return Step::Done;
+            let (id, offset) = (posted.request.id, packet.offset);
+            let source = Source::Request { id, offset };
+            let unit = packet.unit.min(room).max(1);
+            let left = host.leave_in_place(self.number, source, packet.payload, unit);
+            if left > 1 {
+                (sent, packet.psns) = (left, left);
+                self.requester.unasked += left - 1;
+            } else if left == 0 {
+                let to = buffer.payload(packet.payload as usize);
+                if let Err(status) = host.read_local(self.number, id, offset, to) {
+                    posted.failed = Some(status);
+                    self.settle(host);
+                    return Step::Done(1);
+                }
             }
         }
+        let Some(posted) = self.requester.queue.get(self.requester.next) else {
+            return Step::Idle;
+        };
         let datagram = posted.request.datagram.as_ref();
         let path = datagram.map_or(&self.attributes.path, |datagram| &datagram.path);
         let more = host.send(self.number, path, buffer.finish());
@@ -388,7 +406,7 @@ impl<P: Clone> QueuePair<P> {
             self.requester.oldest = self.requester.limit;
             self.settle(host);
         }
-        Step::sent(more)
+        Step::sent(sent, more)
     }
 
     /// Begins the packet at the cursor: all but its payload.
@@ -429,7 +447,12 @@ impl<P: Clone> QueuePair<P> {
         };
         // A read asks for all that is missing.
         let psns = if position == Position::Only { posted.psns - requester.sent } else { 1 };
-        Some(Outgoing { psn, psns, offset, payload })
+        // All packets up to the last one, or up to the next one that asks for an acknowledgement.
+        let unit = match position == Position::Middle && !asks {
+            true => (posted.psns - 1 - requester.sent).min(PACKETS_PER_ACK - requester.unasked),
+            false => 1,
+        };
+        Some(Outgoing { psn, psns, offset, payload, unit })
     }
 
     /// Completes the oldest requests that need no response, and fails one that has failed if it is the oldest.

@@ -129,32 +129,42 @@ impl Responder {
 }
 
 impl<P: Clone> QueuePair<P> {
-    /// Handles a request.
+    /// Handles a request. Returns false for a unit that cannot be taken whole: nothing has changed.
     pub(crate) fn handle_request<H: Host<Path = P>>(
         &mut self,
         host: &mut H,
         from: &P,
         packet: &Packet<'_>,
-    ) {
+    ) -> bool {
         if self.responder.failing.is_some() {
-            return;
+            return true;
+        }
+        let expected = self.transport.is_reliable() && packet.bth.psn() == self.responder.expected;
+        if packet.packets > 1 && !expected {
+            return false;
         }
         if self.state == State::Rtr && !self.responder.established {
             self.responder.established = true;
             host.event(self.number, Event::CommunicationEstablished);
         }
         match self.transport {
-            Transport::Rc | Transport::Xrc => self.handle_reliable(host, from, packet),
+            Transport::Rc | Transport::Xrc => return self.handle_reliable(host, from, packet),
             Transport::Uc => self.handle_unreliable(host, from, packet),
             Transport::Ud => {
                 let executed = self.execute(host, from, packet);
                 self.give_up(host, executed);
             }
         }
+        true
     }
 
     /// From `check_psn`.
-    fn handle_reliable<H: Host<Path = P>>(&mut self, host: &mut H, from: &P, packet: &Packet<'_>) {
+    fn handle_reliable<H: Host<Path = P>>(
+        &mut self,
+        host: &mut H,
+        from: &P,
+        packet: &Packet<'_>,
+    ) -> bool {
         let psn = packet.bth.psn();
         let responder = &mut self.responder;
         let behind = match Mistake::PsnWithoutWrap.is_planted() {
@@ -170,7 +180,8 @@ impl<P: Clone> QueuePair<P> {
             if again {
                 let _ = self.execute(host, from, packet);
             }
-            return self.handle_duplicate(host, packet);
+            self.handle_duplicate(host, packet);
+            return true;
         }
         if psn != responder.expected {
             host.count(self.number, Counter::OutOfSequence);
@@ -179,7 +190,7 @@ impl<P: Clone> QueuePair<P> {
                 responder.nak_sent = true;
                 responder.reply = Some((responder.expected, Syndrome::SequenceError));
             }
-            return;
+            return true;
         }
         let responder = &mut self.responder;
         responder.nak_sent = false;
@@ -198,6 +209,8 @@ impl<P: Clone> QueuePair<P> {
                     responder.acknowledge(psn);
                 }
             }
+            // The packet that fails is one of these. What those before it write is what they write again.
+            Err(_) if packet.packets > 1 => return false,
             Err(Failure::NotReady) => {
                 host.count(self.number, Counter::OutOfBuffer);
                 let timer = self.attributes.min_rnr_timer;
@@ -212,6 +225,7 @@ impl<P: Clone> QueuePair<P> {
                 self.refuse(psn, refusal, Event::ReceiveFailed);
             }
         }
+        true
     }
 
     /// Answers with a NAK, after the responses to all earlier requests. Then the queue pair moves to error. From
@@ -331,7 +345,7 @@ impl<P: Clone> QueuePair<P> {
             let taken = host.take_receive(self.number, srq)?;
             self.responder.receive = Some(taken.ok_or(Failure::NotReady)?);
         }
-        self.check_length(position, packet.payload.len())?;
+        self.check_length(position, packet)?;
         match kind {
             Kind::Send => self.receive_send(host, packet)?,
             Kind::Write => self.receive_write(host, packet, write.ok_or(INVALID)?)?,
@@ -344,7 +358,7 @@ impl<P: Clone> QueuePair<P> {
         if position.ends() {
             self.end_message(host, from, packet, srq)?;
         }
-        Ok(1)
+        Ok(packet.packets)
     }
 
     /// Whether the queue pair allows the operation: `check_qp_attr_access`.
@@ -374,10 +388,11 @@ impl<P: Clone> QueuePair<P> {
     }
 
     /// Whether the payload is as long as at this place of a message: `rxe_resp_check_length`.
-    fn check_length(&self, position: Position, payload: usize) -> Result<(), Failure> {
-        let mtu = self.attributes.mtu.bytes() as usize;
+    fn check_length(&self, position: Position, packet: &Packet<'_>) -> Result<(), Failure> {
+        let (mtu, payload) = (self.attributes.mtu.bytes() as usize, packet.payload.len());
         let fits = match position {
-            Position::First | Position::Middle => payload == mtu,
+            Position::Middle => payload == mtu * packet.packets as usize,
+            Position::First => payload == mtu,
             Position::Last => (1..=mtu).contains(&payload),
             Position::Only => payload <= mtu,
         };

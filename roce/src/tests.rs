@@ -19,3 +19,4 @@ mod network;
 mod plan;
 mod rules;
 mod seeds;
+mod units;

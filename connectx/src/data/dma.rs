@@ -4,7 +4,6 @@
 
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
-use super::transport::Turn;
 use crate::bus::BusWrite;
 use crate::device::Device;
 use crate::format::syndrome::Syndrome;
@@ -50,7 +49,7 @@ impl Payload<'_> {
     }
 
     /// The first `at` bytes, at most all, and the others.
-    fn split_at(self, at: usize) -> (Self, Self) {
+    pub(super) fn split_at(self, at: usize) -> (Self, Self) {
         match self {
             Payload::Bytes(bytes) => {
                 let (head, rest) = bytes.split_at(at.min(bytes.len()));
@@ -64,10 +63,9 @@ impl Payload<'_> {
     }
 }
 
-/// Whether a payload may stay in place: a packet with padding is put together at once, and so is one that does not
-/// arrive in this call of the fabric.
-pub(crate) fn may_stay(len: usize, turn: Turn) -> bool {
-    turn == Turn::Packets && len >= SHORTEST && len % 4 == 0
+/// Whether the payload of a packet may stay in place: one with padding is put together at once.
+pub(crate) fn may_stay(len: usize) -> bool {
+    len >= SHORTEST && len % 4 == 0
 }
 
 impl Device {
@@ -203,9 +201,9 @@ impl Device {
         self.link.copy_payloads(&self.memory, None);
     }
 
-    /// The memory of an access that stays in place until a packet with it arrives; `None` if it is read at once instead:
-    /// it is in more than two ranges, or the access fails.
-    pub(crate) fn locate(&self, access: Access) -> Option<InPlace> {
+    /// The memory of an access that stays in place until packets with it arrive, or its first part: payloads of `len`
+    /// bytes each. `None` if the first one is read at once instead: it is in more than two ranges, or the access fails.
+    pub(crate) fn locate(&self, access: Access, len: usize) -> Option<InPlace> {
         let guest = |range: &DmaRange| match range.address {
             DmaAddress::Guest(address) => Some((address, range.len)),
             DmaAddress::Bar(_) => None,
@@ -213,14 +211,15 @@ impl Device {
         let in_place = self.objects.resolve(access, |ranges| {
             let ranges = match ranges {
                 [one] => guest(one).map(|one| [one, (0, 0)]),
-                [one, two] => guest(one).zip(guest(two)).map(<[_; 2]>::from),
-                _ => None,
+                [one, two, ..] => guest(one).zip(guest(two)).map(<[_; 2]>::from),
+                [] => None,
             };
             ranges.ok_or_else(String::new)
         });
-        let in_place = InPlace { ranges: in_place.ok()? };
-        self.objects.cost.add_bytes(access.len);
-        self.is_readable(&in_place).then_some(in_place)
+        let found = InPlace { ranges: in_place.ok()? };
+        let (in_place, _) = found.split_at(found.len() - found.len() % len);
+        self.objects.cost.add_bytes(in_place.len() as u64);
+        (in_place.len() > 0 && self.is_readable(&in_place)).then_some(in_place)
     }
 
     /// Whether a payload in place can be read.
@@ -229,13 +228,14 @@ impl Device {
         in_place.ranges.into_iter().all(readable)
     }
 
-    /// As [`Device::locate`], for `len` bytes of the segments of a WQE from `offset` on, if they are in one.
+    /// As [`Device::locate`], for at most `packets` payloads of the segments of a WQE from `offset` on, if they are in one.
     pub(crate) fn locate_segment<'w>(
         &self,
         by: Accessor,
         list: impl IntoIterator<Item = DataSegment<'w>>,
         offset: u64,
         len: usize,
+        packets: u32,
     ) -> Option<InPlace> {
         let mut skip = offset;
         for segment in list {
@@ -244,9 +244,9 @@ impl Device {
                 continue;
             }
             let DataSegment::Memory(sge) = segment else { return None };
-            let inside = len as u64 <= segment.len() - skip;
-            let access = by.part(AccessRight::LocalRead, &sge, skip, len);
-            return if inside { self.locate(access) } else { None };
+            let inside = ((segment.len() - skip) / len as u64).min(packets.into()) as usize;
+            let access = by.part(AccessRight::LocalRead, &sge, skip, inside * len);
+            return if inside > 0 { self.locate(access, len) } else { None };
         }
         None
     }

@@ -3,7 +3,7 @@
 //! Pairs with `uverbs_roce`. The requester's part is in [`super::requester`], the responder's in [`super::responder`].
 
 use uverbs_roce::headers::Packet;
-use uverbs_roce::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
+use uverbs_roce::{Atomic, Counter, Event, Host, Received, Refusal, Right, Source, Target};
 use uverbs_uapi::wc::ib_wc_status;
 
 use super::dma::Payload;
@@ -18,20 +18,26 @@ use crate::recording::{self, Entry};
 /// The device, while the transport calls it.
 pub(crate) struct DeviceHost<'d> {
     pub(crate) device: &'d mut Device,
-    /// The payload of the packet that arrives, if it is not in the packet.
-    pub(crate) in_place: Option<Payload<'d>>,
+    /// The payload of the packet that arrives, if it is not in the packet, and the number of packets that it is of.
+    pub(crate) in_place: Option<(Payload<'d>, u32)>,
     pub(crate) turn: Turn,
 }
 
 impl<'d> DeviceHost<'d> {
-    /// The payload of the packet that arrives.
-    fn payload<'a>(&self, data: &'a [u8]) -> Payload<'a>
+    /// The payload of the packet that arrives, or of each one of a unit, with its offset. The memory of one may be that which
+    /// the one before was written to.
+    fn payloads<'a>(&self, data: &'a [u8]) -> impl Iterator<Item = (u32, Payload<'a>)> + use<'a, 'd>
     where
         'd: 'a,
     {
-        let payload = self.in_place.unwrap_or(Payload::Bytes(data));
-        debug_assert_eq!(payload.len(), data.len());
-        payload
+        let (mut rest, packets) = self.in_place.unwrap_or((Payload::Bytes(data), 1));
+        debug_assert_eq!(rest.len(), data.len());
+        let len = rest.len() / packets as usize;
+        (0..packets).map(move |at| {
+            let (payload, behind) = rest.split_at(len);
+            rest = behind;
+            (at * len as u32, payload)
+        })
     }
 }
 
@@ -46,6 +52,10 @@ impl Host for DeviceHost<'_> {
         self.device.decide_fate(qpn);
     }
 
+    fn leave_in_place(&mut self, qpn: u32, source: Source, length: u32, packets: u32) -> u32 {
+        self.device.leave_in_place(qpn, source, length as usize, packets)
+    }
+
     fn send(&mut self, qpn: u32, to: &Path, packet: &[u8]) -> bool {
         self.device.send_packet(qpn, to, packet, self.turn)
     }
@@ -57,8 +67,7 @@ impl Host for DeviceHost<'_> {
         offset: u32,
         to: &mut [u8],
     ) -> Result<(), ib_wc_status> {
-        let turn = self.turn;
-        self.device.read_request_data(qpn, request, offset, to, turn).map_err(Syndrome::status)
+        self.device.read_request_data(qpn, request, offset, to).map_err(Syndrome::status)
     }
 
     fn write_local(
@@ -68,8 +77,10 @@ impl Host for DeviceHost<'_> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), ib_wc_status> {
-        let data = self.payload(data);
-        self.device.write_response_data(qpn, request, offset, data).map_err(Syndrome::status)
+        self.payloads(data).try_for_each(|(at, data)| {
+            let written = self.device.write_response_data(qpn, request, offset + at, data);
+            written.map_err(Syndrome::status)
+        })
     }
 
     fn write_old(&mut self, qpn: u32, request: u64, old: u64) -> Result<(), ib_wc_status> {
@@ -89,12 +100,15 @@ impl Host for DeviceHost<'_> {
     }
 
     fn read_remote(&mut self, qpn: u32, target: Target, to: &mut [u8]) -> Result<(), Refusal> {
-        self.device.read_target(qpn, target, to, self.turn)
+        self.device.read_target(qpn, target, to)
     }
 
     fn write_remote(&mut self, qpn: u32, target: Target, data: &[u8]) -> Result<(), Refusal> {
-        let data = self.payload(data);
-        self.device.write_target(qpn, target, data)
+        self.payloads(data).try_for_each(|(at, data)| {
+            let address = target.address.wrapping_add(at.into());
+            let target = Target { address, length: data.len() as u32, ..target };
+            self.device.write_target(qpn, target, data)
+        })
     }
 
     fn atomic(&mut self, qpn: u32, target: Target, change: Atomic) -> Result<u64, Refusal> {
@@ -126,8 +140,9 @@ impl Host for DeviceHost<'_> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), ib_wc_status> {
-        let data = self.payload(data);
-        self.device.fill_receive(qpn, offset, data).map_err(Syndrome::status)
+        self.payloads(data).try_for_each(|(at, data)| {
+            self.device.fill_receive(qpn, offset + at, data).map_err(Syndrome::status)
+        })
     }
 
     fn complete_receive(

@@ -4,7 +4,7 @@
 //! transport says so; in between the request is in flight.
 
 use uverbs_roce::opcodes::{Kind, Opcode};
-use uverbs_roce::{MAX_MESSAGE, Request, State, Work};
+use uverbs_roce::{MAX_MESSAGE, Request, Source, State, Work};
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::wc::ib_wc_status;
 
@@ -15,8 +15,9 @@ use crate::fault::{Delay, MAX_DELAY, MessageFate, Side};
 use crate::format::event;
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{CtrlSegment, DataSegment, Truncated, WqeSegments, op};
-use crate::link::Departing;
+use crate::link::{Departing, InPlace};
 use crate::object::in_flight::SendRequest;
+use crate::object::mkey::AccessRight;
 use crate::object::qp::{Fate, Qp, QpState, Service};
 use crate::object::send_queue::SendQueue;
 use crate::object::table::KERNEL;
@@ -200,6 +201,8 @@ impl Device {
     /// Sends a packet; returns whether the queue pair may send more in its turn.
     pub(crate) fn send_packet(&mut self, qpn: u32, to: &Path, packet: &[u8], turn: Turn) -> bool {
         let Departing { len, in_place, request: owner } = std::mem::take(&mut self.departing);
+        let (in_place, packets) =
+            in_place.map_or((None, 1), |(place, packets)| (Some(place), packets));
         let Some(opcode) = packet.first().and_then(|byte| Opcode::from_byte(*byte)) else {
             return false;
         };
@@ -219,13 +222,15 @@ impl Device {
             }
         }
         if !lost {
-            self.rdma_sent.add_packet(to, opcode, len);
-            let head = packet.len() - in_place.map_or(0, |in_place| in_place.len());
+            self.rdma_sent.add_packets(to, opcode, packets, len);
             let path = Path { source, ..*to };
-            let mut flight = self.link.flight(qpn, path, &packet[..head]);
-            (flight.in_place, flight.request) = (in_place, owner);
-            if delay.is_some() || request && self.link.holds(qpn) {
+            let mut flight = self.link.flight(qpn, path, packet);
+            (flight.in_place, flight.packets, flight.request) = (in_place, packets, owner);
+            let holds = delay.is_some() || request && self.link.holds(qpn);
+            if holds || turn == Turn::Request {
                 flight.copy_payload(&self.memory);
+            }
+            if holds {
                 self.link.hold(self.now, flight, delay);
             } else {
                 self.link.send(flight);
@@ -237,26 +242,68 @@ impl Device {
         !(ends && turn == Turn::Request || self.objects.cost.ends_turn())
     }
 
-    /// Reads data of a request from `offset` on, or leaves it in place.
+    /// Leaves data of at most `packets` packets in place, `len` bytes each. Returns of how many.
+    pub(crate) fn leave_in_place(
+        &mut self,
+        qpn: u32,
+        source: Source,
+        len: usize,
+        packets: u32,
+    ) -> u32 {
+        if !may_stay(len) {
+            return 0;
+        }
+        let located = match source {
+            Source::Request { id, offset } => {
+                self.locate_request_data(qpn, id, offset, len, packets)
+            }
+            Source::Read(target) => {
+                self.settle(Some(qpn));
+                let access = self.target_access(qpn, AccessRight::RemoteRead, target);
+                access.ok().and_then(|access| self.locate(access, len))
+            }
+        };
+        let Some(in_place) = located else { return 0 };
+        let packets = (in_place.len() / len) as u32;
+        let request = match source {
+            Source::Request { id, .. } => Some(id),
+            Source::Read(_) => None,
+        };
+        let len = in_place.len();
+        self.departing = Departing { len, in_place: Some((in_place, packets)), request };
+        packets
+    }
+
+    fn locate_request_data(
+        &self,
+        qpn: u32,
+        id: u64,
+        offset: u32,
+        len: usize,
+        packets: u32,
+    ) -> Option<InPlace> {
+        let qp = self.objects.qps.find(qpn)?;
+        // An unreliable request is complete when its last packet has left.
+        if !qp.service.reliable() {
+            return None;
+        }
+        // Packets with a fate of their own leave one by one.
+        let packets = if qp.fate == Fate::Sent && !self.link.holds(qpn) { packets } else { 1 };
+        let (request, by) = self.request(qpn, id).ok()?;
+        self.locate_segment(by, request.data(), offset.into(), len, packets)
+    }
+
+    /// Reads data of a request from `offset` on.
     pub(crate) fn read_request_data(
         &mut self,
         qpn: u32,
         id: u64,
         offset: u32,
         to: &mut [u8],
-        turn: Turn,
     ) -> Result<(), Syndrome> {
         let (request, by) = self.request(qpn, id)?;
-        // An unreliable request is complete when its last packet has left.
-        let reliable = self.objects.qps.find(qpn).is_some_and(|qp| qp.service.reliable());
-        let in_place = match reliable && may_stay(to.len(), turn) {
-            true => self.locate_segment(by, request.data(), offset.into(), to.len()),
-            false => None,
-        };
-        if in_place.is_none() {
-            self.gather(by, request.data(), offset.into(), to)?;
-        }
-        self.departing = Departing { len: to.len(), in_place, request: Some(id) };
+        self.gather(by, request.data(), offset.into(), to)?;
+        self.departing = Departing { len: to.len(), ..Departing::default() };
         Ok(())
     }
 

@@ -8,8 +8,7 @@ use uverbs_roce::{Atomic, Received, Refusal, Right, Target};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
 use super::datagram::{GRH, grh};
-use super::dma::{Accessor, Payload, may_stay};
-use super::transport::Turn;
+use super::dma::{Accessor, Payload};
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
@@ -41,7 +40,6 @@ impl Device {
         } else if !self.is_from_peer(qp, from) {
             return false;
         }
-        self.rdma_received.add_packet(from, packet.opcode, packet.payload.len());
         true
     }
 
@@ -56,7 +54,7 @@ impl Device {
     }
 
     /// The access of the peer of a queue pair to memory. An XRC request accesses memory of the SRQ's PD.
-    fn target_access(
+    pub(super) fn target_access(
         &self,
         qpn: u32,
         right: AccessRight,
@@ -103,21 +101,16 @@ impl Device {
         Ok(())
     }
 
-    /// Reads memory for the peer, or leaves it in place.
+    /// Reads memory for the peer.
     pub(crate) fn read_target(
         &mut self,
         qpn: u32,
         target: Target,
         to: &mut [u8],
-        turn: Turn,
     ) -> Result<(), Refusal> {
         self.settle(Some(qpn));
         let access = self.target_access(qpn, AccessRight::RemoteRead, target)?;
-        let in_place = if may_stay(to.len(), turn) { self.locate(access) } else { None };
-        self.departing = Departing { len: to.len(), in_place, request: None };
-        if in_place.is_some() {
-            return Ok(());
-        }
+        self.departing = Departing { len: to.len(), ..Departing::default() };
         self.dma_read(access, to).map_err(|why| refuse(qpn, &why))
     }
 

@@ -4,7 +4,7 @@
 //! no access to the transport meanwhile.
 
 use uverbs_roce::headers::Packet;
-use uverbs_roce::{Attributes, Endpoint, Mtu, Psn, State};
+use uverbs_roce::{Attributes, Dropped, Endpoint, Mtu, Psn, State};
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mr::ib_uverbs_access_flags;
 
@@ -49,7 +49,7 @@ impl Device {
     /// As [`Device::transport`], for a packet with a payload in place that arrives, or for a turn.
     fn transport_with<T>(
         &mut self,
-        in_place: Option<Payload<'_>>,
+        in_place: Option<(Payload<'_>, u32)>,
         turn: Turn,
         call: impl FnOnce(&mut Endpoint<Path>, &mut DeviceHost<'_>) -> T,
     ) -> Option<T> {
@@ -148,25 +148,36 @@ impl Device {
     }
 
     /// Handles a packet that has arrived, for the queue pair that it names or a member of a multicast group. Its payload
-    /// may be in place, in memory of the sender.
+    /// may be in place, in memory of the sender. Returns false for a unit whose packets have to come one by one.
     pub(crate) fn receive_packet(
         &mut self,
         qpn: u32,
         path: &Path,
         packet: &Packet<'_>,
         in_place: Option<Payload<'_>>,
-    ) {
-        let Some(qpn) = self.local_qpn(qpn) else { return };
+    ) -> bool {
+        let Some(qpn) = self.local_qpn(qpn) else { return true };
         let now = self.now;
         if self.bus.is_slow() {
+            if packet.packets > 1 {
+                return false;
+            }
             self.bus.begin(qpn, packet.opcode.operation.position().begins());
         }
+        let in_place = in_place.map(|payload| (payload, packet.packets));
         let taken = self.transport_with(in_place, Turn::Request, |endpoint, host| {
             endpoint.packet_for(now, host, qpn, path, packet)
         });
-        if let Some(Err(why)) = taken {
-            log::debug!("a packet for QP {qpn:#x} is dropped: {why}");
+        match taken {
+            Some(Ok(())) => {
+                let (opcode, payload) = (packet.opcode, packet.payload.len());
+                self.rdma_received.add_packets(path, opcode, packet.packets, payload);
+            }
+            Some(Err(Dropped::Unit)) => return false,
+            Some(Err(why)) => log::debug!("a packet for QP {qpn:#x} is dropped: {why}"),
+            None => {}
         }
+        true
     }
 
     /// Lets a queue pair send, which has `before` others in front that may; returns whether it did anything.

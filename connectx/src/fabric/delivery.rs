@@ -1,5 +1,6 @@
 //! The delivery of packets: from the link of their port, over the network if there is one, to a function.
 
+use uverbs_roce::MAX_UNIT;
 use uverbs_roce::headers::Packet;
 use uverbs_roce::opcodes::Kind;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -15,7 +16,7 @@ use crate::recording::{Entry, PacketFate};
 use crate::ways::UnderWay;
 
 /// Zeros in place of a payload in memory of the sender: only their number counts.
-static PLACEHOLDER: [u8; 4096] = [0; 4096];
+static PLACEHOLDER: [u8; 4096 * MAX_UNIT as usize] = [0; 4096 * MAX_UNIT as usize];
 
 impl Fabric {
     /// Adds a packet to the capture, if there is one.
@@ -51,18 +52,32 @@ impl Fabric {
                 }
                 destination => {
                     if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {
-                        if self.ways.is_some() && from != to {
+                        let network = self.ways.is_some() && from != to;
+                        let apart = flight.packets > 1 && (network || self.capture.is_some());
+                        if network && !apart {
                             self.send_away(from, to, flight);
                             return ends;
                         }
-                        self.capture_packet(from, Some(to), &flight);
-                        self.deliver_to(from, to, &flight, packet);
+                        if !apart {
+                            self.capture_packet(from, Some(to), &flight);
+                        }
+                        if apart || !self.deliver_to(from, to, &flight, packet) {
+                            self.deliver_apart(from, &flight);
+                        }
                     }
                 }
             }
         }
         self.functions[from].device_mut().link.recycle(flight);
         ends
+    }
+
+    /// Delivers the packets of a unit one by one.
+    fn deliver_apart(&mut self, from: usize, unit: &Flight) {
+        for at in 0..unit.packets {
+            let packet = self.functions[from].device_mut().link.packet_of(unit, at);
+            packet.into_iter().for_each(|packet| _ = self.deliver(from, packet));
+        }
     }
 
     /// Sends a packet on its way to a function, if there are ways.
@@ -104,7 +119,15 @@ impl Fabric {
         worked
     }
 
-    fn deliver_to(&mut self, from: usize, to: usize, flight: &Flight, mut packet: Packet<'_>) {
+    /// Returns false for a unit whose packets have to come one by one.
+    fn deliver_to(
+        &mut self,
+        from: usize,
+        to: usize,
+        flight: &Flight,
+        mut packet: Packet<'_>,
+    ) -> bool {
+        packet.packets = flight.packets;
         let qpn = packet.bth.destination();
         let Some(in_place) = flight.in_place else {
             let device = self.functions[to].device_mut();
@@ -122,7 +145,7 @@ impl Fabric {
             false => (&mut right[0], &mut left[to]),
         };
         let payload = Some(Payload::InPlace(in_place, Some(&sender.device().memory)));
-        receiver.device_mut().receive_packet(qpn, &flight.path, &packet, payload);
+        receiver.device_mut().receive_packet(qpn, &flight.path, &packet, payload)
     }
 
     fn deliver_to_group(

@@ -12,8 +12,48 @@ use crate::timers::{Nanoseconds, ack_timeout, rnr_timer};
 use uverbs_uapi::wc::ib_wc_status;
 
 impl<P: Clone> QueuePair<P> {
-    /// Handles a response. From `rxe_completer`, `check_psn` and `check_ack`.
+    /// Handles a response. Returns false for a unit that cannot be taken whole: nothing has changed.
+    ///
+    /// From `rxe_completer`, `check_psn` and `check_ack`.
     pub(crate) fn handle_response<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        packet: &Packet<'_>,
+    ) -> bool {
+        match packet.packets {
+            1 => self.handle_packet(now, host, packet),
+            _ => return self.handle_unit(now, host, packet),
+        }
+        true
+    }
+
+    /// Takes packets from the middle of the response to the oldest request. What cannot be written is left to the packet
+    /// that fails.
+    fn handle_unit<H: Host<Path = P>>(
+        &mut self,
+        now: Nanoseconds,
+        host: &mut H,
+        packet: &Packet<'_>,
+    ) -> bool {
+        let (mtu, psn) = (self.attributes.mtu.bytes(), packet.bth.psn());
+        let requester = &self.requester;
+        let Some(head) = requester.queue.front().filter(|head| head.begun) else { return false };
+        let reads = matches!(head.request.work, Work::Read { .. })
+            && packet.opcode.operation == Operation::ReadResponseMiddle
+            && psn == requester.oldest
+            && psn.since(head.first) + packet.packets < head.psns
+            && packet.payload.len() as u32 == mtu * packet.packets;
+        let offset = psn.since(head.first).saturating_mul(mtu);
+        if !reads || host.write_local(self.number, head.request.id, offset, packet.payload).is_err()
+        {
+            return false;
+        }
+        self.answer(now, host, psn.plus(packet.packets - 1), false, true);
+        true
+    }
+
+    fn handle_packet<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,
         host: &mut H,

@@ -2,11 +2,11 @@
 
 use super::{Answer, Resource};
 use crate::headers::{Aeth, AtomicAckEth, Bth, Packet, PacketBuffer, Syndrome};
-use crate::host::{Counter, Event, Host, Refusal};
+use crate::host::{Counter, Event, Host, Refusal, Source};
 use crate::mistake::Mistake;
 use crate::opcodes::{Kind, Opcode, Operation, Position};
 use crate::psn::Psn;
-use crate::queue_pair::{Attributes, QueuePair, Step};
+use crate::queue_pair::{Attributes, Mtu, QueuePair, Step};
 
 impl<P: Clone> QueuePair<P> {
     /// Answers a request again. From `duplicate_request`.
@@ -44,18 +44,21 @@ impl<P: Clone> QueuePair<P> {
         kept.pending = Some(at);
     }
 
-    /// Sends the next packet of a response, or an ACK or NAK. Returns whether there was one.
+    /// Sends the next packet of a response, or at most `room` of them as a unit, or an ACK or NAK. Returns whether there
+    /// was one.
     ///
     /// Responses go in the order of their requests: the peer takes a later one for a sign that the earlier one is lost.
     pub(crate) fn send_response<H: Host<Path = P>>(
         &mut self,
         host: &mut H,
         buffer: &mut PacketBuffer,
+        room: u32,
     ) -> Step {
         let responder = &mut self.responder;
         let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
         let Some((at, kept)) = pending else { return self.send_reply(host, buffer) };
-        kept.pending = Some(at + 1).filter(|next| *next < kept.psns);
+        let left = leave_answer_in_place(self.number, self.attributes.mtu, host, kept, at, room);
+        kept.pending = Some(at + left.max(1)).filter(|next| *next < kept.psns);
         kept.answered |= kept.pending.is_none();
         let kept = *kept;
         let psn = kept.first.plus(at);
@@ -66,20 +69,22 @@ impl<P: Clone> QueuePair<P> {
         {
             responder.reply = None;
         }
-        self.send_answer(host, buffer, kept, at).unwrap_or_else(|refusal| {
+        self.send_answer(host, buffer, kept, at, left).unwrap_or_else(|refusal| {
             self.responder.resources.clear();
             self.refuse(psn, refusal, Event::Refused(refusal));
-            Step::Done
+            Step::Done(1)
         })
     }
 
-    /// From `read_reply`, `send_atomic_ack` and `send_read_response_ack`.
+    /// Sends the packet `at` of a response, with `left` others in place, or none. From `read_reply`, `send_atomic_ack` and
+    /// `send_read_response_ack`.
     fn send_answer<H: Host<Path = P>>(
         &mut self,
         host: &mut H,
         buffer: &mut PacketBuffer,
         kept: Resource,
         at: u32,
+        left: u32,
     ) -> Result<Step, Refusal> {
         let position = Position::of(at == 0, at + 1 == kept.psns);
         let operation = match (kept.answer, position) {
@@ -99,7 +104,7 @@ impl<P: Clone> QueuePair<P> {
                 let again = Mistake::ReadFromBegin.is_planted() && at > 0;
                 let offset = if again { 0 } else { at * mtu.bytes() };
                 let bytes = mtu.payload(target.length, at);
-                if bytes > 0 {
+                if bytes > 0 && left == 0 {
                     let part = target.part(offset, bytes);
                     host.read_remote(self.number, part, buffer.payload(bytes as usize))?;
                 }
@@ -107,7 +112,7 @@ impl<P: Clone> QueuePair<P> {
             Answer::Atomic(old) => buffer.header(&AtomicAckEth { old: old.into() }),
             Answer::Empty => {}
         }
-        Ok(Step::sent(host.send(self.number, &self.attributes.path, buffer.finish())))
+        Ok(Step::sent(left.max(1), host.send(self.number, &self.attributes.path, buffer.finish())))
     }
 
     fn send_reply<H: Host<Path = P>>(&mut self, host: &mut H, buffer: &mut PacketBuffer) -> Step {
@@ -118,7 +123,7 @@ impl<P: Clone> QueuePair<P> {
         if let Some(event) = self.responder.failing.take() {
             self.fail(host, event);
         }
-        Step::sent(more)
+        Step::sent(1, more)
     }
 
     fn begin_response(&self, buffer: &mut PacketBuffer, operation: Operation, psn: Psn) {
@@ -126,4 +131,25 @@ impl<P: Clone> QueuePair<P> {
         let Attributes { pkey, destination, .. } = self.attributes;
         buffer.begin(&Bth::new(opcode, pkey, destination, psn));
     }
+}
+
+/// Leaves the payload of packet `at` of a response in place, and that of at most `room` if these are middle ones. Returns how
+/// many.
+fn leave_answer_in_place<H: Host>(
+    number: u32,
+    mtu: Mtu,
+    host: &mut H,
+    kept: &Resource,
+    at: u32,
+    room: u32,
+) -> u32 {
+    let Answer::Read(target) = kept.answer else { return 0 };
+    let bytes = mtu.payload(target.length, at);
+    if bytes == 0 || Mistake::ReadFromBegin.is_planted() {
+        return 0;
+    }
+    let middle = at > 0 && at + 1 < kept.psns;
+    let packets = if middle { room.min(kept.psns - 1 - at) } else { 1 };
+    let part = target.part(at * mtu.bytes(), bytes * packets);
+    host.leave_in_place(number, Source::Read(part), bytes, packets)
 }

@@ -1,7 +1,7 @@
 //! A device in plain memory. Its path is the number of a side.
 
 use crate::headers::Packet;
-use crate::{Atomic, Counter, Event, Host, Received, Refusal, Right, Target};
+use crate::{Atomic, Counter, Event, Host, Received, Refusal, Right, Source, Target};
 use std::collections::{BTreeMap, VecDeque};
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -35,8 +35,12 @@ impl fmt::Debug for Message {
 
 #[derive(Debug, Default)]
 pub(super) struct Device {
-    /// Packets to send: the side, and the bytes.
-    pub(super) sent: Vec<(u8, Vec<u8>)>,
+    /// Packets to send: the side, the bytes, and how many packets that are.
+    pub(super) sent: Vec<(u8, Vec<u8>, u32)>,
+    /// Whether it leaves payloads in place.
+    pub(super) has_units: bool,
+    /// A payload that was left, and of how many packets.
+    pub(super) left: Option<(Vec<u8>, u32)>,
     /// Memory of the peer's requests. Address 0 is its begin.
     pub(super) memory: Vec<u8>,
     /// Local data of each request.
@@ -49,6 +53,8 @@ pub(super) struct Device {
     pub(super) buffers: BTreeMap<u64, Vec<u8>>,
     pub(super) received: Vec<Message>,
     pub(super) failed_receives: Vec<ib_wc_status>,
+    /// Their memory.
+    pub(super) failed_buffers: Vec<Vec<u8>>,
     pub(super) completions: VecDeque<(u64, ib_wc_status)>,
     pub(super) events: Vec<Event>,
     pub(super) counts: BTreeMap<Counter, u32>,
@@ -105,8 +111,25 @@ impl Host for Device {
     }
 
     fn send(&mut self, _: u32, to: &u8, packet: &[u8]) -> bool {
-        self.sent.push((*to, packet.to_vec()));
+        let (payload, packets) = self.left.take().unwrap_or_else(|| (Vec::new(), 1));
+        self.sent.push((*to, [packet, &payload].concat(), packets));
         !self.takes_one
+    }
+
+    fn leave_in_place(&mut self, _: u32, source: Source, length: u32, packets: u32) -> u32 {
+        // A packet with padding is put together at once.
+        if !self.has_units || length % 4 != 0 {
+            return 0;
+        }
+        let payload = match source {
+            Source::Request { id, offset } => {
+                let range = offset as usize..(offset + length * packets) as usize;
+                self.local.get(&id).and_then(|data| data.get(range)).map(<[u8]>::to_vec)
+            }
+            Source::Read(target) => self.place(target).ok().map(|data| data.to_vec()),
+        };
+        self.left = payload.map(|payload| (payload, packets));
+        if self.left.is_some() { packets } else { 0 }
     }
 
     fn read_local(
@@ -240,7 +263,10 @@ impl Host for Device {
                     source: received.source,
                 });
             }
-            Err(status) => self.failed_receives.push(status),
+            Err(status) => {
+                self.failed_receives.push(status);
+                self.failed_buffers.push(data);
+            }
         }
         Ok(())
     }

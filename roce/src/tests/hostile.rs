@@ -148,7 +148,7 @@ fn play(transport: Transport, seed: u64) -> Result<()> {
             }
         }
         endpoint.run(now, &mut device, 50);
-        for (_, packet) in std::mem::take(&mut device.sent) {
+        for (_, packet, _) in std::mem::take(&mut device.sent) {
             let packet = Packet::parse(&packet).expect("what it sends is a packet");
             psns[packet.aeth.is_some() as usize] = packet.bth.psn().get();
         }

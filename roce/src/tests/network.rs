@@ -1,11 +1,11 @@
 //! The network between two endpoints, and the loop that moves packets and time.
 
 use super::device::Device;
-use crate::headers::Packet;
+use crate::headers::{Bth, Packet};
 use crate::icrc::{IpHeader, icrc};
 use crate::opcodes::{Kind, Operation, Transport};
 use crate::timers::Nanoseconds;
-use crate::{Attributes, Endpoint, Mtu, Psn, State};
+use crate::{Attributes, Dropped, Endpoint, Mtu, Psn, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::format;
 use std::string::String;
@@ -57,8 +57,8 @@ pub(super) const QPNS: [u32; 2] = [0x11, 0x22];
 /// An arrival of a packet or a posting of receives, at a time to come.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// A packet comes to a side.
-    Packet(usize, Vec<u8>),
+    /// A packet, or a unit of so many, comes to a side.
+    Packet(usize, Vec<u8>, u32),
     /// A side posts this many receives.
     Receives(usize, u64),
 }
@@ -78,8 +78,28 @@ pub(super) struct Network {
     /// All packets that were sent: the side, and the bytes.
     pub(super) trace: Vec<(usize, Vec<u8>)>,
     pub(super) keeps_trace: bool,
+    /// Units of 1000 that are taken apart when they are sent.
+    pub(super) apart: u64,
+    /// Units that were taken whole, and those that were not.
+    pub(super) whole_units: u64,
+    pub(super) refused_units: u64,
+    /// PSNs of packets that each side loses, once.
+    pub(super) loses: BTreeSet<(usize, u32)>,
     happenings: BTreeSet<(Nanoseconds, u64, Happening)>,
     number: u64,
+}
+
+/// The packets of a unit.
+fn take_apart(unit: &[u8], packets: u32) -> Vec<Vec<u8>> {
+    let payload = Packet::parse(unit).map_or(&[][..], |packet| packet.payload);
+    let headers = &unit[..unit.len() - payload.len()];
+    let parts = payload.chunks_exact(payload.len() / packets as usize);
+    let packet = |(at, part): (u32, &[u8])| {
+        let mut packet = [headers, part].concat();
+        Bth::skip(&mut packet, at);
+        packet
+    };
+    (0..).zip(parts).map(packet).collect()
 }
 
 /// Attributes with which a test begins.
@@ -121,6 +141,10 @@ impl Network {
             faulted: 0,
             trace: Vec::new(),
             keeps_trace: false,
+            apart: 0,
+            whole_units: 0,
+            refused_units: 0,
+            loses: BTreeSet::new(),
             happenings: BTreeSet::new(),
             number: 0,
         };
@@ -148,8 +172,8 @@ impl Network {
     pub(super) fn run(&mut self, side: usize) -> Result<(), String> {
         for _ in 0..10_000 {
             let progress = self.endpoints[side].run(self.now, &mut self.devices[side], self.budget);
-            for (to, packet) in std::mem::take(&mut self.devices[side].sent) {
-                self.transmit(side, to.into(), packet)?;
+            for (to, packet, packets) in std::mem::take(&mut self.devices[side].sent) {
+                self.transmit(side, to.into(), packet, packets)?;
             }
             if !progress.more {
                 return Ok(());
@@ -158,15 +182,30 @@ impl Network {
         Err(format!("side {side} sends for ever"))
     }
 
-    fn transmit(&mut self, from: usize, to: usize, packet: Vec<u8>) -> Result<(), String> {
+    fn transmit(
+        &mut self,
+        from: usize,
+        to: usize,
+        packet: Vec<u8>,
+        packets: u32,
+    ) -> Result<(), String> {
         let parsed =
             Packet::parse(&packet).map_err(|why| format!("side {from} sent no packet: {why}"))?;
+        let psn = parsed.bth.psn();
+        let lost = |at: &u32| self.loses.contains(&(from, psn.plus(*at).get()));
+        let loses = (0..packets).any(|at| lost(&at));
+        if packets > 1 && (loses || self.random.happens(self.apart)) {
+            for one in take_apart(&packet, packets) {
+                self.transmit(from, to, one, 1)?;
+            }
+            return Ok(());
+        }
         if parsed.opcode.operation.kind() != Kind::Response {
             let psns = match parsed.opcode.operation {
                 Operation::ReadRequest => {
                     parsed.reth.map_or(1, |reth| self.mtu.packets(reth.length.get()))
                 }
-                _ => 1,
+                _ => packets,
             };
             for at in 0..psns {
                 let psn = parsed.bth.psn().plus(at).get();
@@ -175,6 +214,10 @@ impl Network {
         }
         if self.keeps_trace {
             self.trace.push((from, packet.clone()));
+        }
+        if loses {
+            self.loses.remove(&(from, psn.get()));
+            return Ok(());
         }
         let copies = if self.random.happens(self.faults.doubled) { 2 } else { 1 };
         for _ in 0..copies {
@@ -190,7 +233,7 @@ impl Network {
             let late = self.random.happens(self.faults.late);
             self.faulted += u32::from(late);
             let delay = 1_000 + if late { self.random.below(40_000) } else { 0 };
-            self.happen(self.now + delay, Happening::Packet(to, packet.clone()));
+            self.happen(self.now + delay, Happening::Packet(to, packet.clone(), packets));
         }
         Ok(())
     }
@@ -237,11 +280,21 @@ impl Network {
 
     fn handle(&mut self, happening: Happening) {
         match happening {
-            Happening::Packet(side, packet) => {
+            Happening::Packet(side, packet, packets) => {
                 let from = 1 - side as u8;
+                let Ok(unit) = Packet::parse(&packet) else { return };
+                let unit = Packet { packets, ..unit };
+                let (endpoint, device) = (&mut self.endpoints[side], &mut self.devices[side]);
+                let taken = endpoint.packet_for(self.now, device, QPNS[side], &from, &unit);
                 // A packet for a queue pair in error is dropped, and that is no mistake.
-                let _ =
-                    self.endpoints[side].packet(self.now, &mut self.devices[side], &from, &packet);
+                if taken == Err(Dropped::Unit) {
+                    self.refused_units += 1;
+                    for one in take_apart(&packet, packets) {
+                        let _ = endpoint.packet(self.now, device, &from, &one);
+                    }
+                } else if packets > 1 {
+                    self.whole_units += 1;
+                }
             }
             Happening::Receives(side, count) => {
                 (0..count).for_each(|_| self.devices[side].post_receive())

@@ -131,6 +131,10 @@ impl Run {
                 at += random.below(60_000);
             }
         }
+        if random.happens(500) {
+            network.devices.iter_mut().for_each(|device| device.has_units = true);
+            network.apart = 300;
+        }
         Run {
             network,
             transport,

@@ -78,7 +78,7 @@ fn syndromes(network: &Network, side: usize) -> Vec<Syndrome> {
 fn packets(network: &mut Network, side: usize) -> Vec<Vec<u8>> {
     let (endpoint, device) = (&mut network.endpoints[side], &mut network.devices[side]);
     assert!(!endpoint.run(network.now, device, usize::MAX).more);
-    std::mem::take(&mut device.sent).into_iter().map(|(_, packet)| packet).collect()
+    std::mem::take(&mut device.sent).into_iter().map(|(_, packet, _)| packet).collect()
 }
 
 fn give(network: &mut Network, side: usize, packet: &[u8]) {
