@@ -90,9 +90,13 @@ impl Side {
 }
 
 fn connect(a: &QpControl, b: &QpControl) -> uverbs::Result<()> {
+    connect_with(a, b, &Handshake::new().timeout(8))
+}
+
+fn connect_with(a: &QpControl, b: &QpControl, options: &Handshake) -> uverbs::Result<()> {
     let (at_a, at_b) = (endpoint(a)?, endpoint(b)?);
-    a.handshake(&at_b, &Handshake::new().timeout(8))?;
-    b.handshake(&at_a, &Handshake::new().timeout(8))
+    a.handshake(&at_b, options)?;
+    b.handshake(&at_a, options)
 }
 
 fn endpoint(qp: &QpControl) -> uverbs::Result<uverbs::Endpoint> {
@@ -148,6 +152,49 @@ fn a_mebibyte_takes_as_long_as_the_bandwidth_says() -> Result<()> {
     // A window of 128 packets for each round trip of a millisecond.
     let far = time(Some(Network::ideal().latency(Duration::from_micros(500))))?;
     assert!((Duration::from_millis(8)..Duration::from_millis(12)).contains(&far), "{far:?}");
+    Ok(())
+}
+
+/// Writes of a mebibyte at once, between devices by their numbers, at a gigabit: how long all take, and what is marked and
+/// dropped.
+fn writes_at_once(ways: &[(usize, usize)]) -> Result<(Duration, u64, u64)> {
+    // More waits than the window of one queue pair, and less than that of two.
+    let network = Network::ideal().bandwidth(1_000_000_000).marks_above(150_000);
+    let fabric = builder(1).network(network.queue_bytes(200_000)).build()?;
+    let devices = devices_on(&fabric.system());
+    let contexts = devices.iter().map(Context::open).collect::<uverbs::Result<Vec<_>>>()?;
+    let side = |at: usize| Side::new(&contexts[at], QpType::RC);
+    let mut pairs = Vec::new();
+    for (from, to) in ways {
+        let (mut one, other) = (side(*from)?, side(*to)?);
+        // Two windows wait for two milliseconds.
+        connect_with(&one.qp, &other.qp, &Handshake::new().timeout(12))?;
+        one.write(&other, 1, MEMORY)?;
+        pairs.push((one, other));
+    }
+    let started = fabric.now();
+    for (one, _) in &mut pairs {
+        assert_eq!(one.wait(&fabric)?, (1, WcStatus::SUCCESS, WcOpcode::WRITE));
+    }
+    let names = ["a", "b", "c"];
+    let all = ways.iter().map(|(from, to)| traffic(&fabric, names[*from], names[*to]));
+    let (marked, dropped) = all.fold((0, 0), |(marked, dropped), traffic| {
+        (marked + traffic.marked, dropped + traffic.dropped)
+    });
+    Ok((fabric.now() - started, marked, dropped))
+}
+
+#[test]
+fn senders_and_receivers_share_the_bandwidth_and_the_queues_of_ports() -> Result<()> {
+    let millis = |from, to| Duration::from_millis(from)..Duration::from_millis(to);
+    let (alone, marked, dropped) = writes_at_once(&[(0, 2)])?;
+    assert!(millis(8, 11).contains(&alone) && (marked, dropped) == (0, 0), "{alone:?}");
+    // The queue of the sender's port is full, or that of the receiver's.
+    for ways in [[(0, 1), (0, 2)], [(0, 2), (1, 2)]] {
+        let (together, marked, dropped) = writes_at_once(&ways)?;
+        assert!(millis(17, 200).contains(&together), "{ways:?}: {together:?}");
+        assert!(marked > 0 && dropped > 0, "{ways:?}: {marked} marked, {dropped} dropped");
+    }
     Ok(())
 }
 

@@ -16,11 +16,14 @@ pub(crate) const FRAMING: u64 = 14 + 20 + 8 + 4;
 /// responses.
 ///
 /// ```text
-///            queue            bandwidth         latency + jitter
-/// sender ──▶ [││││ ] ────────▶ ══════ ─────────▶ ··············· ──▶ receiver
-///             full: dropped                      lost, doubled,       damaged: dropped,
-///             long: marked                       overtaken            by its ICRC
+///          queue and bandwidth             queue and bandwidth     latency + jitter
+/// sender ──▶ [││││ ] ═════▶ lost, ─────────▶ [││││ ] ═════▶ ─────▶ ··············· ──▶ receiver
+///             full: dropped doubled           full: dropped        overtaken           damaged: dropped,
+///             long: marked                    long: marked                             by its ICRC
 /// ```
+///
+/// Both queues are those of ports. All that a device sends shares the first one and its bandwidth, and all that a device
+/// gets shares the second one, where several senders meet (incast); one sender alone never waits there.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct Network {
@@ -84,14 +87,16 @@ impl Network {
         }
     }
 
-    /// Bits per second; 0 counts as 1. Packets leave one after the other, each for as long as its frame of RoCE v2
-    /// takes, and wait in a queue meanwhile.
+    /// Bits per second of both ports. Packets pass one after the other, each for as long as its frame of RoCE v2 takes, and
+    /// wait in a queue meanwhile. Without it they pass ports without a queue.
+    ///
+    /// 0 counts as 1.
     pub fn bandwidth(mut self, bits_per_second: u64) -> Network {
         self.bandwidth = Some(bits_per_second.max(1));
         self
     }
 
-    /// The time from the end of a packet's sending to its arrival, without jitter.
+    /// The time from the end of a packet's sending to its arrival, without jitter and the receiver's port. At most a year.
     pub fn latency(mut self, latency: Duration) -> Network {
         self.latency = nanoseconds(latency);
         self
@@ -103,13 +108,14 @@ impl Network {
         self
     }
 
-    /// The bytes that wait at most, with the packet that is being sent. One that does not fit is dropped.
+    /// The bytes that wait at a port at most, with the packet that passes. One that does not fit is dropped, unless the port
+    /// is idle.
     pub fn queue_bytes(mut self, most: u64) -> Network {
         self.queue.0 = most;
         self
     }
 
-    /// The packets that wait at most, with the one that is being sent: [`Network::MOST_PACKETS`] unless fewer are set.
+    /// The packets that wait at a port at most, with the one that passes: [`Network::MOST_PACKETS`] unless fewer are set.
     pub fn queue_packets(mut self, most: usize) -> Network {
         self.queue.1 = most.min(Network::MOST_PACKETS);
         self
@@ -178,7 +184,7 @@ fn nanoseconds(time: Duration) -> u64 {
 pub struct Traffic {
     /// Packets of the sender.
     pub sent: u64,
-    /// Of these, dropped because the queue was full.
+    /// Of these and their doubles, dropped because a queue was full: at the sender's port, or at the receiver's.
     pub dropped: u64,
     /// Of these, lost by chance, or because the receiver is cut off.
     pub lost: u64,

@@ -2,7 +2,8 @@
 //!
 //! Pairs with [`crate::network`], which describes a way, and with [`crate::fabric`], whose packets go this way after
 //! they have left the [`crate::link`] of their port and before they arrive. A way is from one function to another; a
-//! function's packets to itself do not leave it.
+//! function's packets to itself do not leave it. Bandwidth and queues are those of ports: the ways from one function share
+//! a queue, and so do those to one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,17 +17,55 @@ use crate::recording::PacketFate;
 /// The byte of the BTH with FECN and BECN, and FECN.
 const CONGESTION: (usize, u8) = (4, 0x80);
 
-/// The way from one function to another.
-struct Way {
-    network: Network,
-    /// Whether nothing arrives.
-    cut: bool,
+/// The queue of a port of the switch, in one direction.
+#[derive(Default)]
+struct Queue {
     /// The packets that wait or are being sent: when each has left, and its bytes.
-    queue: VecDeque<(u64, u64)>,
+    packets: VecDeque<(u64, u64)>,
     /// The sum of these bytes.
     waiting: u64,
     /// When the last one has left.
     idle_from: u64,
+}
+
+impl Queue {
+    /// Queues a packet whose last byte is there now and whose first one came at `begin`. Returns when it has left, and the
+    /// bytes that waited before it; `None` if it is dropped.
+    fn enqueue(
+        &mut self,
+        now: u64,
+        begin: u64,
+        bytes: u64,
+        network: &Network,
+    ) -> Option<(u64, u64)> {
+        while let Some((_, sent)) = self.packets.front().copied().filter(|(left, _)| *left <= now) {
+            self.packets.pop_front();
+            self.waiting -= sent;
+        }
+        let before = self.waiting;
+        let (most_bytes, most_packets) = network.queue;
+        let full = self.packets.len() >= most_packets || before.saturating_add(bytes) > most_bytes;
+        // An idle port takes each packet.
+        if full && before > 0 {
+            return None;
+        }
+        let left = self.idle_from.max(begin).saturating_add(network.sending(bytes));
+        if left > now {
+            self.packets.push_back((left, bytes));
+            self.waiting += bytes;
+        }
+        self.idle_from = left;
+        Some((left, before))
+    }
+}
+
+/// The way from one function to another.
+struct Way {
+    network: Network,
+    /// How often that has changed.
+    changes: u64,
+    /// Whether nothing arrives.
+    cut: bool,
     /// When the last packet arrives that others do not overtake.
     last_arrival: u64,
     /// The number of packets that have not arrived.
@@ -38,10 +77,8 @@ impl Way {
     fn new(network: Network) -> Way {
         Way {
             network,
+            changes: 0,
             cut: false,
-            queue: VecDeque::new(),
-            waiting: 0,
-            idle_from: 0,
             last_arrival: 0,
             under_way: 0,
             traffic: Traffic::default(),
@@ -51,29 +88,42 @@ impl Way {
     /// Changes the network. Packets to come wait for none that is under way.
     fn change(&mut self, network: Network) {
         self.network = network;
-        self.queue.clear();
-        (self.waiting, self.idle_from, self.last_arrival) = (0, 0, 0);
+        self.changes += 1;
+        self.last_arrival = 0;
     }
 
-    /// Queues a packet. Returns when it has left, and the bytes that waited before it; `None` if it is dropped.
-    fn enqueue(&mut self, now: u64, bytes: u64) -> Option<(u64, u64)> {
-        while let Some((_, sent)) = self.queue.front().copied().filter(|(left, _)| *left <= now) {
-            self.queue.pop_front();
-            self.waiting -= sent;
+    /// When a packet arrives that leaves the last port.
+    fn arrival(&mut self, left: u64, rest: &Rest) -> u64 {
+        let due = left.saturating_add(rest.delay);
+        if rest.overtaken || rest.changes != self.changes {
+            return due;
         }
-        let before = self.waiting;
-        let (most_bytes, most_packets) = self.network.queue;
-        let full = self.queue.len() >= most_packets || self.under_way >= Network::MOST_PACKETS;
-        if full || before.saturating_add(bytes) > most_bytes {
-            return None;
-        }
-        let left = self.idle_from.max(now).saturating_add(self.network.sending(bytes));
-        if left > now {
-            self.queue.push_back((left, bytes));
-            (self.waiting, self.idle_from) = (before + bytes, left);
-        }
-        Some((left, before))
+        self.last_arrival = due.max(self.last_arrival);
+        self.last_arrival
     }
+
+    /// Marks a packet that so many bytes wait before.
+    fn mark(&mut self, flight: &mut Flight, before: u64) {
+        let Some(threshold) = self.network.marks_above else { return };
+        if flight.ecn == 0 {
+            flight.ecn = ECT_0;
+        }
+        if before > threshold && flight.ecn != CE {
+            self.traffic.marked += 1;
+            flight.ecn = CE;
+            let (at, fecn) = CONGESTION;
+            flight.packet.get_mut(at).into_iter().for_each(|byte| *byte |= fecn);
+        }
+    }
+}
+
+/// The rest of a packet's way, behind the queue of the receiver's port.
+struct Rest {
+    delay: u64,
+    /// Whether others may overtake it.
+    overtaken: bool,
+    /// The changes of the network when it was sent: later ones are not for it.
+    changes: u64,
 }
 
 /// A packet under way.
@@ -81,6 +131,8 @@ pub(crate) struct UnderWay {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) flight: Flight,
+    /// `None` behind the queue of the receiver's port.
+    rest: Option<Rest>,
 }
 
 /// The ways between functions.
@@ -89,7 +141,10 @@ pub(crate) struct Ways {
     /// The network of ways that have none of their own.
     usual: Network,
     ways: BTreeMap<(usize, usize), Way>,
-    /// By the time of arrival, and in order of sending.
+    /// The queue of packets from each function, and that of packets to each one.
+    from: BTreeMap<usize, Queue>,
+    to: BTreeMap<usize, Queue>,
+    /// By the time of arrival, at the receiver's port or at the receiver, and in order of sending.
     under_way: BTreeMap<(u64, u64), UnderWay>,
     /// The number of the last packet.
     last: u64,
@@ -104,6 +159,8 @@ impl Ways {
             decisions: Decisions::new(seed),
             usual,
             ways: BTreeMap::new(),
+            from: BTreeMap::new(),
+            to: BTreeMap::new(),
             under_way: BTreeMap::new(),
             last: 0,
             frame: Vec::new(),
@@ -118,6 +175,8 @@ impl Ways {
     /// Changes all ways.
     pub(crate) fn set_all(&mut self, network: Network) {
         self.ways.values_mut().for_each(|way| way.change(network.clone()));
+        self.from.clear();
+        self.to.clear();
         self.usual = network;
     }
 
@@ -154,23 +213,22 @@ impl Ways {
         mut flight: Flight,
         mut note: impl FnMut(&Flight, PacketFate),
     ) {
-        let Ways { decisions, usual, ways, under_way, last, frame } = self;
+        let Ways { decisions, usual, ways, from: queues, under_way, last, frame, .. } = self;
         let way = ways.entry((from, to)).or_insert_with(|| Way::new(usual.clone()));
-        let Network { latency, jitter, marks_above, latest, .. } = way.network;
+        let Network { latency, jitter, latest, bandwidth, .. } = way.network;
         way.traffic.sent += 1;
-        let Some((left, before)) = way.enqueue(now, flight.packet.len() as u64 + FRAMING) else {
+        let queued = match bandwidth {
+            _ if way.under_way >= Network::MOST_PACKETS => None,
+            None => Some((now, 0)),
+            Some(_) => {
+                queues.entry(from).or_default().enqueue(now, now, bytes(&flight), &way.network)
+            }
+        };
+        let Some((left, before)) = queued else {
             way.traffic.dropped += 1;
             return note(&flight, PacketFate::Dropped);
         };
-        if let Some(threshold) = marks_above {
-            flight.ecn = ECT_0;
-            if before > threshold {
-                way.traffic.marked += 1;
-                flight.ecn = CE;
-                let (at, fecn) = CONGESTION;
-                flight.packet.get_mut(at).into_iter().for_each(|byte| *byte |= fecn);
-            }
-        }
+        way.mark(&mut flight, before);
         if decisions.happens(way.network.loss) {
             way.traffic.lost += 1;
             return note(&flight, PacketFate::Lost);
@@ -190,18 +248,49 @@ impl Ways {
                 }
             }
             let shaken = if jitter > 0 { decisions.below(jitter + 1) } else { 0 };
-            let mut due = left.saturating_add(latency + shaken);
-            if decisions.happens(way.network.reordering) {
+            let (mut delay, overtaken) =
+                (latency + shaken, decisions.happens(way.network.reordering));
+            if overtaken {
                 way.traffic.late += 1;
                 note(&flight, PacketFate::Late);
-                due = due.saturating_add(decisions.below(latest + 1));
-            } else {
-                due = due.max(way.last_arrival);
-                way.last_arrival = due;
+                delay += decisions.below(latest + 1);
             }
+            let rest = Rest { delay, overtaken, changes: way.changes };
+            let (due, rest) = match bandwidth {
+                None => (way.arrival(left, &rest), None),
+                Some(_) => (left, Some(rest)),
+            };
             (*last, way.under_way) = (*last + 1, way.under_way + 1);
-            under_way.insert((due, *last), UnderWay { from, to, flight });
+            under_way.insert((due, *last), UnderWay { from, to, flight, rest });
         }
+    }
+
+    /// Queues a packet at the port of its receiver. Returns it if it is dropped.
+    fn enter_port(
+        &mut self,
+        (now, number): (u64, u64),
+        mut packet: UnderWay,
+        rest: &Rest,
+    ) -> Option<UnderWay> {
+        let (from, to) = (packet.from, packet.to);
+        let way = self.ways.entry((from, to)).or_insert_with(|| Way::new(self.usual.clone()));
+        let mut left = now;
+        if rest.changes == way.changes {
+            let bytes = bytes(&packet.flight);
+            // Its bytes go on as they come: the port adds no time of its own to one that does not wait.
+            let begin = now.saturating_sub(way.network.sending(bytes));
+            let queue = self.to.entry(to).or_default();
+            let Some((end, before)) = queue.enqueue(now, begin, bytes, &way.network) else {
+                way.traffic.dropped += 1;
+                way.under_way -= 1;
+                return Some(packet);
+            };
+            way.mark(&mut packet.flight, before);
+            left = end;
+        }
+        let due = way.arrival(left, rest);
+        self.under_way.insert((due, number), packet);
+        None
     }
 
     /// When the next packet arrives.
@@ -209,14 +298,21 @@ impl Ways {
         self.under_way.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// Takes a packet that arrives by now, and notes each one that does not, because its way is cut off.
+    /// Takes a packet that arrives by now, and notes each one that does not, because its way is cut off or the queue of
+    /// its receiver's port is full.
     pub(crate) fn arrive(
         &mut self,
         now: u64,
-        mut note: impl FnMut(usize, &Flight),
+        mut note: impl FnMut(usize, &Flight, PacketFate),
     ) -> Option<UnderWay> {
         while self.deadline().is_some_and(|due| due <= now) {
-            let (_, arrived) = self.under_way.pop_first()?;
+            let (at, mut arrived) = self.under_way.pop_first()?;
+            if let Some(rest) = arrived.rest.take() {
+                if let Some(dropped) = self.enter_port(at, arrived, &rest) {
+                    note(dropped.from, &dropped.flight, PacketFate::Dropped);
+                }
+                continue;
+            }
             let way = self.way(arrived.from, arrived.to);
             way.under_way -= 1;
             if !way.cut {
@@ -224,10 +320,15 @@ impl Ways {
                 return Some(arrived);
             }
             way.traffic.lost += 1;
-            note(arrived.from, &arrived.flight);
+            note(arrived.from, &arrived.flight, PacketFate::Lost);
         }
         None
     }
+}
+
+/// Bytes of a packet with its frame.
+fn bytes(flight: &Flight) -> u64 {
+    flight.packet.len() as u64 + FRAMING
 }
 
 /// The bits of IP for a packet that can be marked, and for one that is.
@@ -289,15 +390,19 @@ mod tests {
     const LEN: usize = 1000 - FRAMING as usize;
 
     fn send(ways: &mut Ways, now: u64, packets: usize) {
-        (0..packets).for_each(|number| ways.send(now, (0, 1), flight(number, LEN), |_, _| {}));
+        send_on(ways, now, (0, 1), packets);
+    }
+
+    fn send_on(ways: &mut Ways, now: u64, way: (usize, usize), packets: usize) {
+        (0..packets).for_each(|number| ways.send(now, way, flight(number, LEN), |_, _| {}));
     }
 
     /// The packets that arrive, with their times.
     fn arrivals(ways: &mut Ways) -> Vec<(u64, Flight)> {
         let mut arrived = Vec::new();
         while let Some(now) = ways.deadline() {
-            assert!(now == 0 || ways.arrive(now - 1, |_, _| {}).is_none());
-            arrived.extend(ways.arrive(now, |_, _| {}).map(|packet| (now, packet.flight)));
+            assert!(now == 0 || ways.arrive(now - 1, |_, _, _| {}).is_none());
+            arrived.extend(ways.arrive(now, |_, _, _| {}).map(|packet| (now, packet.flight)));
         }
         arrived
     }
@@ -315,7 +420,48 @@ mod tests {
         assert_eq!(times, [6100, 7100, 8100]);
         // The queue was idle meanwhile, and nothing is saved up.
         send(&mut ways, 20_000, 1);
-        assert_eq!(ways.deadline(), Some(26_000));
+        assert_eq!(arrivals(&mut ways)[0].0, 26_000);
+    }
+
+    #[test]
+    fn packets_to_two_receivers_share_the_sender_s_bandwidth() {
+        let mut ways = Ways::new(Network::ideal().bandwidth(8_000_000_000), 1);
+        for _ in 0..3 {
+            send_on(&mut ways, 0, (0, 1), 1);
+            send_on(&mut ways, 0, (0, 2), 1);
+        }
+        send_on(&mut ways, 0, (3, 2), 1);
+        let times: Vec<_> = arrivals(&mut ways).iter().map(|(at, _)| *at).collect();
+        // The one of another sender has its turn between those that come to its receiver.
+        assert_eq!(times, [1000, 1000, 2000, 3000, 4000, 5000, 6000]);
+    }
+
+    #[test]
+    fn packets_of_two_senders_queue_at_the_receiver_s_port() {
+        // Each sends as fast as the receiver's port takes packets.
+        let run = |senders: &[usize], network: Network| {
+            let mut ways = Ways::new(network.bandwidth(8_000_000_000), 1);
+            let mut arrived = 0;
+            for now in (0..10_000).step_by(1000) {
+                senders.iter().for_each(|sender| send_on(&mut ways, now, (*sender, 1), 1));
+                arrived += std::iter::from_fn(|| ways.arrive(now, |_, _, _| {})).count();
+            }
+            let times = arrivals(&mut ways);
+            let all = senders.iter().map(|sender| ways.traffic(*sender, 1));
+            let sum = all.fold([0; 3], |[marked, dropped, arrived], traffic| {
+                [marked + traffic.marked, dropped + traffic.dropped, arrived + traffic.arrived]
+            });
+            assert_eq!(arrived + times.len(), sum[2] as usize);
+            (times.last().map(|(at, _)| *at), sum)
+        };
+        let alone = Network::ideal().marks_above(0).queue_packets(1);
+        assert_eq!(run(&[0], alone), (Some(10_000), [0, 0, 10]));
+        assert_eq!(run(&[0, 2], Network::ideal()), (Some(20_000), [0, 0, 20]));
+        // One more waits each microsecond, one packet behind the other.
+        let marks = Network::ideal().marks_above(4500);
+        assert_eq!(run(&[0, 2], marks), (Some(20_000), [9, 0, 20]));
+        let short = Network::ideal().queue_packets(5);
+        assert_eq!(run(&[0, 2], short), (Some(15_000), [0, 5, 15]));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::link::Flight;
 use crate::options::PortType;
 use crate::path::Destination;
-use crate::recording::{Entry, PacketFate};
+use crate::recording::Entry;
 use crate::ways::UnderWay;
 
 /// Zeros in place of a payload in memory of the sender: only their number counts.
@@ -98,12 +98,11 @@ impl Fabric {
             let Some(ways) = &mut self.ways else { break };
             let now = self.functions.first().map_or(0, |function| function.device().now);
             let functions = &mut self.functions;
-            let arrived = ways.arrive(now, |from, flight| {
+            let arrived = ways.arrive(now, |from, flight, fate| {
                 let recorder = &mut functions[from].device_mut().recorder;
-                let lost = Entry::of_packet(flight.queue, &flight.packet, PacketFate::Lost);
-                recorder.add(now, &lost);
+                recorder.add(now, &Entry::of_packet(flight.queue, &flight.packet, fate));
             });
-            let Some(UnderWay { from, to, flight }) = arrived else { break };
+            let Some(UnderWay { from, to, flight, .. }) = arrived else { break };
             worked = true;
             if let (true, Ok(packet)) = (self.can_reach(from, to), Packet::parse(&flight.packet)) {
                 if let Destination::Group(group) = flight.path.destination {
