@@ -32,7 +32,8 @@
 
 pub use uverbs_sim::{
     Clock, CqeError, Device, Fabric, FabricBuilder, FabricError, Findings, Limits, MAX_DEVICES,
-    Mode, Network, POISON, Profile, Rates, Side, Syndrome, Traffic, Verb, each_seed,
+    Mode, Network, POISON, PacketFault, PacketKind, Profile, Rates, Side, Syndrome, Traffic, Verb,
+    each_seed,
 };
 
 #[cfg(feature = "tokio")]

@@ -9,7 +9,10 @@ use uverbs::{
     ProtectionDomain, Psn, Qkey, QpAttr, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr,
     SendWr, WcOpcode, WcStatus,
 };
-use uverbs_sim::{Fabric, FabricBuilder, FabricError, Network, Profile, Traffic, each_seed};
+use uverbs_sim::{
+    Fabric, FabricBuilder, FabricError, Network, PacketFault, PacketKind, Profile, Traffic,
+    each_seed,
+};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -615,4 +618,82 @@ fn writes_of_a_queue_pair_are_in_order_unless_their_region_is_relaxed() {
         |relaxed| (0..40).filter(|seed| !ordered(*seed, relaxed).expect("a fabric")).count();
     assert_eq!(early(false), 0);
     assert!(early(true) > 0);
+}
+
+/// Two queue pairs, and a fault of the packets from `a` to `b`, or back.
+fn with_fault(back: bool, fault: PacketFault) -> Result<(Fabric, Side, Side)> {
+    let fabric = builder(1).history().build()?;
+    let (a, b) = sides(&fabric, QpType::RC)?;
+    let [from, to] = if back { ["b", "a"] } else { ["a", "b"] };
+    let [from, to] = [from, to].map(|name| fabric.device(name).expect("it is there"));
+    from.fault_packets(&to, fault);
+    Ok((fabric, a, b))
+}
+
+/// Adds 5 to the peer's first word, and returns the old value.
+fn add(fabric: &Fabric, a: &mut Side, b: &Side, id: u64) -> Result<u64> {
+    let sges = [a.memory.sge(64..72)?];
+    a.post(SendWr::fetch_add(b.memory.remote(0)?, 5, &sges).id(id))?;
+    assert_eq!(a.wait(fabric)?, (id, WcStatus::SUCCESS, WcOpcode::FETCH_ADD));
+    Ok(u64::from_ne_bytes(a.bytes(64, 8)?.try_into().expect("eight bytes")))
+}
+
+#[test]
+fn a_lost_ack_has_the_request_sent_again_and_not_executed_twice() -> Result<()> {
+    let (fabric, mut a, mut b) = with_fault(true, PacketFault::lose().of(PacketKind::Acknowledge))?;
+    b.recv(7, 0, 64)?;
+    b.recv(8, 0, 64)?;
+    a.post(SendWr::send(&[a.memory.sge(..64)?]).id(1))?;
+    assert_eq!(a.wait(&fabric)?, (1, WcStatus::SUCCESS, WcOpcode::SEND));
+    assert_eq!(b.poll()?, [(7, WcStatus::SUCCESS, WcOpcode::RECV)]);
+    assert!(fabric.now() >= Duration::from_millis(1), "no timeout: {:?}", fabric.now());
+    assert_eq!(traffic(&fabric, "a", "b").sent, 2);
+    // Two of the responses: the value is kept, so that the word is changed once.
+    let lose = PacketFault::lose().of(PacketKind::Response).after(1).count(2);
+    let (fabric, mut a, b) = with_fault(true, lose)?;
+    assert_eq!([add(&fabric, &mut a, &b, 1)?, add(&fabric, &mut a, &b, 2)?], [0, 5]);
+    assert_eq!(add(&fabric, &mut a, &b, 3)?, 10);
+    assert_eq!((traffic(&fabric, "b", "a").lost, traffic(&fabric, "a", "b").sent), (2, 5));
+    let history = fabric.history();
+    let lost = |line: &&str| line.contains("atomic acknowledge") && line.contains("is lost");
+    assert_eq!(history.lines().filter(lost).count(), 2, "{history}");
+    let told = "the network to a loses 2 of the responses, after 1";
+    assert!(history.contains(told), "{history}");
+    Ok(())
+}
+
+#[test]
+fn a_doubled_request_and_a_damaged_response_leave_no_trace() -> Result<()> {
+    let (fabric, mut a, b) = with_fault(false, PacketFault::double().of(PacketKind::Request))?;
+    assert_eq!([add(&fabric, &mut a, &b, 1)?, add(&fabric, &mut a, &b, 2)?], [0, 5]);
+    settle(&fabric);
+    assert_eq!((traffic(&fabric, "a", "b").doubled, traffic(&fabric, "a", "b").arrived), (1, 3));
+    let (fabric, mut a, mut b) = with_fault(true, PacketFault::damage().of(PacketKind::Response))?;
+    a.memory.copy_from(0, &[9; 64])?;
+    b.memory.copy_from(0, &pattern(1, 3)[..64])?;
+    a.post(SendWr::read(b.memory.remote(0)?, &[a.memory.sge(..64)?]).id(1))?;
+    assert_eq!(a.wait(&fabric)?, (1, WcStatus::SUCCESS, WcOpcode::READ));
+    assert_eq!(a.bytes(0, 64)?, pattern(1, 3)[..64]);
+    let there = traffic(&fabric, "b", "a");
+    assert_eq!((there.damaged, there.arrived), (1, 1));
+    Ok(())
+}
+
+#[test]
+fn a_packet_that_is_late_is_overtaken_and_one_that_is_marked_arrives() -> Result<()> {
+    let late = PacketFault::delay(Duration::from_micros(300)).after(1);
+    let (fabric, mut a, b) = with_fault(false, late)?;
+    a.write(&b, 1, 4 * 1024)?;
+    assert_eq!(a.wait(&fabric)?, (1, WcStatus::SUCCESS, WcOpcode::WRITE));
+    assert!(fabric.now() < Duration::from_micros(300), "{:?}", fabric.now());
+    settle(&fabric);
+    let there = traffic(&fabric, "a", "b");
+    // The third one shows that the second one is missing, and three are sent again.
+    assert_eq!((there.late, there.sent, there.arrived), (1, 7, 7));
+    let (fabric, mut a, b) = with_fault(false, PacketFault::mark())?;
+    a.write(&b, 1, 8)?;
+    assert_eq!(a.wait(&fabric)?, (1, WcStatus::SUCCESS, WcOpcode::WRITE));
+    assert_eq!(traffic(&fabric, "a", "b").marked, 1);
+    assert!(fabric.history().contains("is marked"), "{}", fabric.history());
+    Ok(())
 }

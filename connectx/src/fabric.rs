@@ -12,7 +12,7 @@ use crate::data::raw::NextFrames;
 use crate::data::transport::Turn;
 use crate::device::Device;
 use crate::function::Function;
-use crate::network::{Network, Traffic};
+use crate::network::{Network, PacketFault, Traffic};
 use crate::options::Options;
 use crate::ways::Ways;
 
@@ -115,6 +115,11 @@ impl Fabric {
     /// Changes the network from one function to another. Packets that are under way arrive as they would have.
     pub fn set_way(&mut self, from: usize, to: usize, network: Network) {
         self.ways().set(from, to, network);
+    }
+
+    /// Has a fault happen to packets from one function to another.
+    pub fn fault_packets(&mut self, from: usize, to: usize, fault: PacketFault) {
+        self.ways().fault_packets(from, to, fault);
     }
 
     /// Has no packet of one function arrive at another any more, also of those that are under way, or mends that.

@@ -2,7 +2,10 @@
 //!
 //! Pairs with `ways.rs`, which does what they say.
 
+use std::fmt;
 use std::time::Duration;
+
+use uverbs_roce::opcodes::{Kind, Opcode, Operation};
 
 use crate::decisions::Decisions;
 
@@ -178,6 +181,131 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(YEAR).min(YEAR)
 }
 
+/// A fault of the next packets from one device to another, of which [`PacketFault::after`] passes some over.
+///
+/// It comes before those by share, and meets packets that are sent again, too. A packet has one fault at a time: that of the
+/// script which was set first.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct PacketFault {
+    pub(crate) change: Change,
+    of: Option<PacketKind>,
+    after: u64,
+    count: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Lost,
+    Doubled,
+    Damaged,
+    Marked,
+    /// By so many nanoseconds, and overtaken by others.
+    Late(u64),
+}
+
+/// Kinds of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketKind {
+    /// Requests: sends, writes, read requests, atomics.
+    Request,
+    /// ACKs and NAKs.
+    Acknowledge,
+    /// Responses to reads and atomics.
+    Response,
+}
+
+impl PacketFault {
+    fn new(change: Change) -> PacketFault {
+        PacketFault { change, of: None, after: 0, count: 1 }
+    }
+
+    /// The next packet is lost.
+    pub fn lose() -> PacketFault {
+        PacketFault::new(Change::Lost)
+    }
+
+    /// The next packet arrives twice.
+    pub fn double() -> PacketFault {
+        PacketFault::new(Change::Doubled)
+    }
+
+    /// A bit of the next packet is another one. The receiver drops it by its ICRC.
+    pub fn damage() -> PacketFault {
+        PacketFault::new(Change::Damaged)
+    }
+
+    /// The next packet is marked as having met congestion: see [`Network::marks_above`].
+    pub fn mark() -> PacketFault {
+        PacketFault::new(Change::Marked)
+    }
+
+    /// The next packet takes longer, by at most a year, and others overtake it.
+    pub fn delay(time: Duration) -> PacketFault {
+        PacketFault::new(Change::Late(nanoseconds(time)))
+    }
+
+    /// Of packets of this kind only; others are not counted.
+    pub fn of(mut self, kind: PacketKind) -> PacketFault {
+        self.of = Some(kind);
+        self
+    }
+
+    /// So many packets pass before.
+    pub fn after(mut self, packets: u64) -> PacketFault {
+        self.after = packets;
+        self
+    }
+
+    /// So many packets in place of one.
+    pub fn count(mut self, packets: u64) -> PacketFault {
+        self.count = packets;
+        self
+    }
+
+    /// Whether it is that of a packet, which passes.
+    pub(crate) fn meets(&mut self, packet: &[u8]) -> bool {
+        let opcode = packet.first().and_then(|byte| Opcode::from_byte(*byte));
+        let kind = opcode.map(|opcode| match opcode.operation {
+            Operation::Acknowledge => PacketKind::Acknowledge,
+            operation if operation.kind() == Kind::Response => PacketKind::Response,
+            _ => PacketKind::Request,
+        });
+        if self.count == 0 || self.of.is_some() && self.of != kind {
+            return false;
+        }
+        let meets = self.after == 0;
+        match meets {
+            true => self.count -= 1,
+            false => self.after -= 1,
+        }
+        meets
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.count == 0
+    }
+}
+
+impl fmt::Display for PacketFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.of {
+            None => "packets",
+            Some(PacketKind::Request) => "requests",
+            Some(PacketKind::Acknowledge) => "ACKs and NAKs",
+            Some(PacketKind::Response) => "responses",
+        };
+        match self.change {
+            Change::Lost => write!(f, "loses")?,
+            Change::Doubled => write!(f, "doubles")?,
+            Change::Damaged => write!(f, "damages")?,
+            Change::Marked => write!(f, "marks")?,
+            Change::Late(time) => write!(f, "delays by {:?}", Duration::from_nanos(time))?,
+        }
+        write!(f, " {} of the {kind}, after {}", self.count, self.after)
+    }
+}
+
 /// The packets that went from one device to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -186,9 +314,9 @@ pub struct Traffic {
     pub sent: u64,
     /// Of these and their doubles, dropped because a queue was full: at the sender's port, or at the receiver's.
     pub dropped: u64,
-    /// Of these, lost by chance, or because the receiver is cut off.
+    /// Of these and their doubles, lost by chance or by script, or because the receiver is cut off.
     pub lost: u64,
-    /// Of these, marked by ECN.
+    /// Of these and their doubles, marked by ECN.
     pub marked: u64,
     /// Of these, arriving twice.
     pub doubled: u64,

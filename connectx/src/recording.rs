@@ -221,6 +221,8 @@ pub enum PacketFate {
     Doubled = 3,
     /// It is late, and others overtake it.
     Late = 4,
+    /// It is marked by ECN, by script: those of a full queue are only counted.
+    Marked = 5,
 }
 
 /// The reason why a message was not acknowledged.
@@ -386,6 +388,7 @@ impl Entry<Vec<u8>> {
                     2 => PacketFate::Damaged,
                     3 => PacketFate::Doubled,
                     4 => PacketFate::Late,
+                    5 => PacketFate::Marked,
                     _ => return None,
                 },
             },

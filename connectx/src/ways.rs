@@ -11,7 +11,7 @@ use uverbs_roce::frame::{Route, decapsulate, encapsulate};
 
 use crate::decisions::Decisions;
 use crate::link::Flight;
-use crate::network::{FRAMING, Network, Traffic};
+use crate::network::{Change, FRAMING, Network, PacketFault, Traffic};
 use crate::recording::PacketFate;
 
 /// The byte of the BTH with FECN and BECN, and FECN.
@@ -70,6 +70,8 @@ struct Way {
     last_arrival: u64,
     /// The number of packets that have not arrived.
     under_way: usize,
+    /// Faults by script.
+    faults: Vec<PacketFault>,
     traffic: Traffic,
 }
 
@@ -81,6 +83,7 @@ impl Way {
             cut: false,
             last_arrival: 0,
             under_way: 0,
+            faults: Vec::new(),
             traffic: Traffic::default(),
         }
     }
@@ -102,18 +105,32 @@ impl Way {
         self.last_arrival
     }
 
-    /// Marks a packet that so many bytes wait before.
-    fn mark(&mut self, flight: &mut Flight, before: u64) {
+    /// Marks a packet if many bytes wait before it.
+    fn queue_mark(&mut self, flight: &mut Flight, before: u64) {
         let Some(threshold) = self.network.marks_above else { return };
         if flight.ecn == 0 {
             flight.ecn = ECT_0;
         }
-        if before > threshold && flight.ecn != CE {
+        if before > threshold {
+            self.mark(flight);
+        }
+    }
+
+    fn mark(&mut self, flight: &mut Flight) {
+        if flight.ecn != CE {
             self.traffic.marked += 1;
             flight.ecn = CE;
             let (at, fecn) = CONGESTION;
             flight.packet.get_mut(at).into_iter().for_each(|byte| *byte |= fecn);
         }
+    }
+
+    /// The change of a packet by script.
+    fn scripted(&mut self, packet: &[u8]) -> Option<Change> {
+        let at = self.faults.iter_mut().position(|fault| fault.meets(packet))?;
+        let change = self.faults[at].change;
+        self.faults.retain(|fault| !fault.is_over());
+        Some(change)
     }
 }
 
@@ -185,6 +202,11 @@ impl Ways {
         self.way(from, to).change(network);
     }
 
+    /// Has a fault happen to packets to come.
+    pub(crate) fn fault_packets(&mut self, from: usize, to: usize, fault: PacketFault) {
+        self.way(from, to).faults.push(fault);
+    }
+
     /// Has nothing arrive any more, also of what is under way, or mends that.
     pub(crate) fn cut(&mut self, from: usize, to: usize, cut: bool) {
         self.way(from, to).cut = cut;
@@ -228,33 +250,48 @@ impl Ways {
             way.traffic.dropped += 1;
             return note(&flight, PacketFate::Dropped);
         };
-        way.mark(&mut flight, before);
-        if decisions.happens(way.network.loss) {
+        way.queue_mark(&mut flight, before);
+        let scripted = way.scripted(&flight.packet);
+        if let Some(Change::Marked) = scripted {
+            way.mark(&mut flight);
+            note(&flight, PacketFate::Marked);
+        }
+        if matches!(scripted, Some(Change::Lost)) || decisions.happens(way.network.loss) {
             way.traffic.lost += 1;
             return note(&flight, PacketFate::Lost);
         }
-        let doubled = decisions.happens(way.network.duplication);
+        let doubled =
+            matches!(scripted, Some(Change::Doubled)) || decisions.happens(way.network.duplication);
         if doubled {
             way.traffic.doubled += 1;
             note(&flight, PacketFate::Doubled);
         }
         for flight in doubled.then(|| flight.clone()).into_iter().chain([flight]) {
             let mut flight = flight;
-            if decisions.happens(way.network.corruption) {
+            let script = matches!(scripted, Some(Change::Damaged)).then_some(PSN_BIT);
+            let chance = || {
+                let bits = (flight.packet.len() + ICRC) as u64 * 8;
+                let happens = decisions.happens(way.network.corruption);
+                happens.then(|| decisions.below(bits) as usize)
+            };
+            if let Some(bit) = script.or_else(chance) {
                 way.traffic.damaged += 1;
                 note(&flight, PacketFate::Damaged);
-                if !damage(decisions, frame, &mut flight.packet) {
+                if !damage(bit, frame, &mut flight.packet) {
                     continue;
                 }
             }
             let shaken = if jitter > 0 { decisions.below(jitter + 1) } else { 0 };
-            let (mut delay, overtaken) =
-                (latency + shaken, decisions.happens(way.network.reordering));
-            if overtaken {
+            let late = match scripted {
+                Some(Change::Late(time)) => Some(time),
+                _ if decisions.happens(way.network.reordering) => Some(decisions.below(latest + 1)),
+                _ => None,
+            };
+            if late.is_some() {
                 way.traffic.late += 1;
                 note(&flight, PacketFate::Late);
-                delay += decisions.below(latest + 1);
             }
+            let (delay, overtaken) = (latency + shaken + late.unwrap_or(0), late.is_some());
             let rest = Rest { delay, overtaken, changes: way.changes };
             let (due, rest) = match bandwidth {
                 None => (way.arrival(left, &rest), None),
@@ -285,7 +322,7 @@ impl Ways {
                 way.under_way -= 1;
                 return Some(packet);
             };
-            way.mark(&mut packet.flight, before);
+            way.queue_mark(&mut packet.flight, before);
             left = end;
         }
         let due = way.arrival(left, rest);
@@ -335,8 +372,13 @@ fn bytes(flight: &Flight) -> u64 {
 const ECT_0: u8 = 0b10;
 const CE: u8 = 0b11;
 
+/// Bytes of the ICRC.
+const ICRC: usize = 4;
+/// A bit of a packet's PSN.
+const PSN_BIT: usize = 11 * 8;
+
 /// Changes one bit of a packet or its ICRC. Returns whether the packet's receiver does not notice.
-fn damage(decisions: &mut Decisions, frame: &mut Vec<u8>, packet: &mut Vec<u8>) -> bool {
+fn damage(bit: usize, frame: &mut Vec<u8>, packet: &mut Vec<u8>) -> bool {
     /// Bytes in front of the packet: Ethernet, IPv4, UDP.
     const FRONT: usize = 14 + 20 + 8;
     // Addresses do not matter: the ICRC has its say about each bit behind them.
@@ -354,7 +396,6 @@ fn damage(decisions: &mut Decisions, frame: &mut Vec<u8>, packet: &mut Vec<u8>) 
     if !encapsulate(&route, packet, frame) {
         return false;
     }
-    let bit = decisions.below((frame.len() - FRONT) as u64 * 8) as usize;
     frame[FRONT + bit / 8] ^= 1 << (bit % 8);
     let Ok((_, damaged)) = decapsulate(frame) else { return false };
     packet.clear();

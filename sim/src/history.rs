@@ -205,6 +205,7 @@ pub(crate) fn describe(
                 PacketFate::Damaged => "is damaged",
                 PacketFate::Doubled => "arrives twice",
                 PacketFate::Late => "is late",
+                PacketFate::Marked => "is marked",
             };
             let operation = operation(*opcode);
             format!("qp {number:#x}: {operation} {psn} to qp {to:#x} {fate}")

@@ -32,4 +32,4 @@ pub use profile::{Limits, Profile};
 pub use seeds::each_seed;
 pub use strict::Findings;
 pub use uverbs_connectx::audit::POISON;
-pub use uverbs_connectx::network::{Network, Traffic};
+pub use uverbs_connectx::network::{Network, PacketFault, PacketKind, Traffic};

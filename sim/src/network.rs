@@ -5,7 +5,7 @@ use crate::faults::Device;
 use crate::kernel::Kernel;
 use std::fmt;
 use std::sync::Arc;
-use uverbs_connectx::network::{Network, Traffic};
+use uverbs_connectx::network::{Network, PacketFault, Traffic};
 
 impl Fabric {
     /// Changes the network between all devices. Packets that are under way arrive as they would have.
@@ -79,6 +79,16 @@ impl Device {
         let network = check_network(network)?;
         self.change_way(to, "changes", |switch, from, to| switch.set_way(from, to, network));
         Ok(())
+    }
+
+    /// Has a fault happen to packets of queue pairs from this device to another: those that leave from now on.
+    ///
+    /// # Panics
+    ///
+    /// If the other device is one of another fabric, or this one.
+    pub fn fault_packets(&self, to: &Device, fault: PacketFault) {
+        let how = fault.to_string();
+        self.change_way(to, how, |switch, from, to| switch.fault_packets(from, to, fault));
     }
 
     /// Has nothing of this device arrive at another any more, in this direction: no packet of a queue pair, no message

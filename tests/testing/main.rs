@@ -7,7 +7,8 @@ use publish::{Publisher, RECORD, Reader, Result};
 use std::time::Duration;
 use uverbs::device::devices_on;
 use uverbs::sim::{
-    Fabric, FabricBuilder, Mode, Network, Profile, Rates, TokioClock, Verb, each_seed,
+    Fabric, FabricBuilder, Mode, Network, PacketFault, PacketKind, Profile, Rates, TokioClock,
+    Verb, each_seed,
 };
 use uverbs::{Context, Errno};
 
@@ -142,6 +143,20 @@ fn records_arrive_over_a_network_that_loses_packets() {
         Ok(())
     });
     assert!(lost > 0, "no seed has lost a packet");
+}
+
+#[test]
+fn records_arrive_though_an_ack_is_lost() {
+    each_seed(0..100, |seed| -> Result<()> {
+        let fabric = two_devices(seed).build()?;
+        let publisher = fabric.device("publisher").ok_or("it is there")?;
+        let reader = fabric.device("reader").ok_or("it is there")?;
+        let lost = PacketFault::lose().of(PacketKind::Acknowledge).after(2);
+        reader.fault_packets(&publisher, lost);
+        records_arrive_on(&fabric, Publisher::publish_in_order)?;
+        assert_eq!(reader.traffic_to(&publisher).lost, 1);
+        Ok(())
+    });
 }
 
 /// Publishes three records on devices that write memory in any order.
