@@ -19,7 +19,7 @@
 //! # Ok::<(), uverbs::Error>(())
 //! ```
 //!
-//! Use it in tests, and to try a program without RDMA. It does not model speed or soft-RoCE: a program
+//! Use it in tests, and to try a program without RDMA. It does not model the speed of a device, or soft-RoCE: a program
 //! should meet a real kernel before its users.
 //!
 //! `docs/TESTING.md` of the repository tells how to test a program: faults, seeds, histories, replay, tokio.

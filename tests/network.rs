@@ -448,19 +448,22 @@ fn a_direction_that_is_cut_off_loses_acks_and_no_data() -> Result<()> {
 }
 
 #[test]
-fn a_partition_stops_those_on_its_sides_until_it_is_mended() -> Result<()> {
-    let fabric = builder(1).build()?;
+fn a_partition_stops_those_on_its_sides_until_it_heals() -> Result<()> {
+    let fabric = builder(1).history().build()?;
     let (mut a, b) = sides(&fabric, QpType::RC)?;
     let devices = devices_on(&fabric.system());
     let mut c = Side::new(&Context::open(&devices[2])?, QpType::RC)?;
     let mut beside_b = Side::new(&Context::open(&devices[1])?, QpType::RC)?;
     connect(&c.qp, &beside_b.qp)?;
-    fabric.part([&fabric.device("a").expect("it is there")]);
+    fabric.partition([&fabric.device("a").expect("it is there")]);
     a.write(&b, 1, 4)?;
     c.write(&beside_b, 2, 4)?;
     assert_eq!(c.wait(&fabric)?.1, WcStatus::SUCCESS);
     assert_eq!(a.poll()?, []);
-    fabric.mend();
+    fabric.heal();
+    let history = fabric.history();
+    assert!(history.contains("b: fault: partition: a"), "{history}");
+    assert!(history.contains("b: fault: the network is whole"), "{history}");
     assert_eq!(a.wait(&fabric)?.1, WcStatus::SUCCESS);
     assert!(traffic(&fabric, "a", "b").lost > 0);
     assert_eq!(traffic(&fabric, "c", "b").lost, 0);
@@ -519,7 +522,7 @@ fn a_connection_by_address_ends_at_a_partition() -> Result<()> {
     for parted in [false, true] {
         let fabric = builder(1).history().build()?;
         if parted {
-            fabric.part([&fabric.device("a").expect("it is there")]);
+            fabric.partition([&fabric.device("a").expect("it is there")]);
         }
         let channel = EventChannel::open_on(&fabric.system())?;
         let listener = Listener::builder("10.0.0.2:0")?.channel(&channel).build()?;
@@ -533,7 +536,7 @@ fn a_connection_by_address_ends_at_a_partition() -> Result<()> {
         // Nobody accepts.
         assert_eq!(connected.map(drop).unwrap_err().errno(), uverbs::Errno::TIMEDOUT);
         let history = fabric.history();
-        assert_eq!(history.contains("the network is parted from the devices [0]"), parted);
+        assert_eq!(history.contains("fault: partition: a"), parted);
         let lost = |line: &str| line.contains(" REQ ") && line.ends_with("is lost");
         assert_eq!(history.lines().any(lost), parted, "{history}");
     }
@@ -559,6 +562,8 @@ fn a_network_changes_while_it_runs_and_shares_are_checked() -> Result<()> {
     let refused = fabric.set_network(Network::ideal().loss(1.5)).unwrap_err();
     assert_eq!(refused, FabricError::Rate("loss", "1.5".into()));
     assert!(builder(1).network(Network::ideal().reordering(-1.0, Duration::ZERO)).build().is_err());
+    let stopped = builder(1).network(Network::ideal().bandwidth(0)).build();
+    assert_eq!(stopped.err(), Some(FabricError::Bandwidth));
     Ok(())
 }
 

@@ -97,9 +97,10 @@ impl Fabric {
         Ok(())
     }
 
-    /// Sets the seed of the faults of the network, before there is one.
+    /// Sets the seed of the faults of the network from now on.
     pub fn set_seed(&mut self, seed: u64) {
         self.seed = seed;
+        self.ways.iter_mut().for_each(|ways| ways.set_seed(seed));
     }
 
     fn ways(&mut self) -> &mut Ways {
@@ -117,12 +118,12 @@ impl Fabric {
         self.ways().set(from, to, network);
     }
 
-    /// Has a fault happen to packets from one function to another.
+    /// Lets a fault happen to packets from one function to another.
     pub fn fault_packets(&mut self, from: usize, to: usize, fault: PacketFault) {
         self.ways().fault_packets(from, to, fault);
     }
 
-    /// Has no packet of one function arrive at another any more, also of those that are under way, or mends that.
+    /// Lets no packet of one function arrive at another any more, also of those that are under way, or ends that.
     pub fn cut_off(&mut self, from: usize, to: usize, cut: bool) {
         self.ways().cut(from, to, cut);
     }

@@ -91,11 +91,9 @@ impl Network {
     }
 
     /// Bits per second of both ports. Packets pass one after the other, each for as long as its frame of RoCE v2 takes, and
-    /// wait in a queue meanwhile. Without it they pass ports without a queue.
-    ///
-    /// 0 counts as 1.
+    /// wait in a queue meanwhile. Without it they pass ports without a queue. 0 is refused.
     pub fn bandwidth(mut self, bits_per_second: u64) -> Network {
-        self.bandwidth = Some(bits_per_second.max(1));
+        self.bandwidth = Some(bits_per_second);
         self
     }
 
@@ -105,7 +103,7 @@ impl Network {
         self
     }
 
-    /// The most by which a packet takes longer: each one by any time up to this one. Packets stay in order.
+    /// The most by which a packet takes longer: each one by any time up to this one, at most a year. Packets stay in order.
     pub fn jitter(mut self, most: Duration) -> Network {
         self.jitter = nanoseconds(most);
         self
@@ -150,10 +148,15 @@ impl Network {
         self
     }
 
-    /// The share of packets that are late by any time up to `latest`, while others overtake them.
+    /// The share of packets that are late by any time up to `latest`, at most a year, while others overtake them.
     pub fn reordering(mut self, share: f64, latest: Duration) -> Network {
         (self.reordering, self.latest) = (share, nanoseconds(latest));
         self
+    }
+
+    /// Whether nothing ever leaves a port.
+    pub fn has_zero_bandwidth(&self) -> bool {
+        self.bandwidth == Some(0)
     }
 
     /// A share that is not between 0 and 1, with its name.
@@ -171,7 +174,7 @@ impl Network {
     pub(crate) fn sending(&self, bytes: u64) -> u64 {
         let Some(bandwidth) = self.bandwidth else { return 0 };
         let bits = u128::from(bytes) * 8 * 1_000_000_000;
-        u64::try_from(bits.div_ceil(bandwidth.into())).unwrap_or(u64::MAX)
+        u64::try_from(bits.div_ceil(bandwidth.max(1).into())).unwrap_or(u64::MAX)
     }
 }
 

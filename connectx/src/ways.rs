@@ -184,6 +184,11 @@ impl Ways {
         }
     }
 
+    /// Changes the seed.
+    pub(crate) fn set_seed(&mut self, seed: u64) {
+        self.decisions = Decisions::new(seed);
+    }
+
     fn way(&mut self, from: usize, to: usize) -> &mut Way {
         let usual = &self.usual;
         self.ways.entry((from, to)).or_insert_with(|| Way::new(usual.clone()))
@@ -202,12 +207,12 @@ impl Ways {
         self.way(from, to).change(network);
     }
 
-    /// Has a fault happen to packets to come.
+    /// Lets a fault happen to packets to come.
     pub(crate) fn fault_packets(&mut self, from: usize, to: usize, fault: PacketFault) {
         self.way(from, to).faults.push(fault);
     }
 
-    /// Has nothing arrive any more, also of what is under way, or mends that.
+    /// Lets nothing arrive any more, also of what is under way, or ends that.
     pub(crate) fn cut(&mut self, from: usize, to: usize, cut: bool) {
         self.way(from, to).cut = cut;
     }
@@ -572,7 +577,8 @@ mod tests {
     #[test]
     fn a_seed_repeats() {
         let run = |seed| {
-            let mut ways = Ways::new(Network::of_seed(1), seed);
+            let mut ways = Ways::new(Network::of_seed(1), 0);
+            ways.set_seed(seed);
             send(&mut ways, 0, 200);
             let arrived = arrivals(&mut ways);
             (numbers(&arrived), ways.decisions())

@@ -88,7 +88,8 @@ impl FabricBuilder {
     /// bytes of a message in any order, data of two queue pairs in any order, and messages of a queue pair in order
     /// unless their region has relaxed ordering. All of it is in memory before its completion, before the peer's, and
     /// before the peer reads with the same queue pair. A program that polls the last byte of a message for the whole
-    /// finds parts of it on some seed.
+    /// finds parts of it on some seed. Only a stepped fabric chooses: one in real time has the last piece of a message in
+    /// memory first, and all of it before its call ends.
     pub fn writes_in_any_order(mut self) -> FabricBuilder {
         self.any_order = true;
         self
@@ -162,8 +163,11 @@ impl FabricBuilder {
     }
 }
 
-/// Refuses a network with shares that are none.
+/// Checks that shares are between 0 and 1, and that packets pass a port some time.
 pub(crate) fn check_network(network: Network) -> Result<Network, FabricError> {
+    if network.has_zero_bandwidth() {
+        return Err(FabricError::Bandwidth);
+    }
     match network.out_of_range() {
         Some((name, share)) => Err(FabricError::Rate(name, share.to_string())),
         None => Ok(network),
@@ -191,6 +195,8 @@ pub enum FabricError {
     Limit(&'static str),
     /// A share of [`Rates`] or of a [`Network`], by its name, is not between 0 and 1.
     Rate(&'static str, String),
+    /// A [`Network`] has a bandwidth of 0.
+    Bandwidth,
     /// The driver does not bring the device with this number up, which is a defect of this package.
     NotProbed(usize, Errno),
 }
@@ -214,6 +220,10 @@ impl fmt::Display for FabricError {
             FabricError::Limit(name) => {
                 write!(f, "the limit {name} has to be from 1 to that of Limits::FULL")
             }
+            FabricError::Bandwidth => write!(
+                f,
+                "a bandwidth of 0 bits per second: give at least 1, or none for ports without a queue"
+            ),
             FabricError::Rate(name, share) => {
                 write!(
                     f,

@@ -533,7 +533,7 @@ impl Kernel {
         self.decisions.drawn() + self.switch.decisions()
     }
 
-    /// Has nothing of one device arrive at another, or mends that.
+    /// Lets nothing of one device arrive at another, or ends that.
     pub(crate) fn cut_off(&mut self, from: usize, to: usize, cut: bool) {
         let [from, to] = [from, to].map(|at| self.drivers[at].function());
         if cut != self.switch.is_cut_off(from, to) {

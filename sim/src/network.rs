@@ -12,33 +12,35 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// A share of the network is not between 0 and 1.
+    /// A share of the network is not between 0 and 1, or its bandwidth is 0.
     pub fn set_network(&self, network: Network) -> Result<(), FabricError> {
         let network = check_network(network)?;
-        self.change("the network between all devices changes", |kernel| {
-            kernel.switch.set_network(network);
-        });
+        let fault = |_: &Kernel| "the network between all devices changes".to_owned();
+        self.change(fault, |kernel| kernel.switch.set_network(network));
         Ok(())
     }
 
-    /// Parts the network: these devices and the others do not reach each other any more, by packets of queue pairs,
+    /// Partitions the network: these devices and the others do not reach each other any more, by packets of queue pairs,
     /// by messages of the connection manager, and by what is under way. Another partition takes the place of this one,
     /// and of what is [cut off](Device::cut_off).
     ///
     /// # Panics
     ///
     /// If a device is one of another fabric.
-    pub fn part<'d>(&self, from_others: impl IntoIterator<Item = &'d Device>) {
+    pub fn partition<'d>(&self, from_others: impl IntoIterator<Item = &'d Device>) {
         let mut side = Vec::new();
         for device in from_others {
             assert!(Arc::ptr_eq(&self.world, &device.world), "a device of another fabric");
             side.push(device.number);
         }
-        let fault = match side.is_empty() {
-            true => "the network is whole".to_owned(),
-            false => format!("the network is parted from the devices {side:?}"),
+        let fault = |kernel: &Kernel| {
+            let names = side.iter().map(|device| &*kernel.drivers[*device].name);
+            match side.is_empty() {
+                true => "the network is whole".to_owned(),
+                false => format!("partition: {}", names.collect::<Vec<_>>().join(", ")),
+            }
         };
-        self.change(&fault, |kernel| {
+        self.change(fault, |kernel| {
             for from in 0..kernel.drivers.len() {
                 for to in 0..kernel.drivers.len() {
                     kernel.cut_off(from, to, side.contains(&from) != side.contains(&to));
@@ -48,9 +50,10 @@ impl Fabric {
     }
 
     /// Changes all of the network. The history of each device has a line of it.
-    fn change(&self, fault: &str, change: impl FnOnce(&mut Kernel)) {
+    fn change(&self, fault: impl FnOnce(&Kernel) -> String, change: impl FnOnce(&mut Kernel)) {
         let now = self.world.nanoseconds();
         self.world.disturb(|kernel| {
+            let fault = fault(kernel);
             for device in 0..kernel.drivers.len() {
                 kernel.note_fault(now, device, format_args!("{fault}"));
             }
@@ -58,9 +61,9 @@ impl Fabric {
         });
     }
 
-    /// Ends a [partition](Self::part), and mends what is [cut off](Device::cut_off).
-    pub fn mend(&self) {
-        self.part([]);
+    /// Ends a [partition](Self::partition), and all that is [cut off](Device::cut_off).
+    pub fn heal(&self) {
+        self.partition([]);
     }
 }
 
@@ -70,7 +73,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// A share of the network is not between 0 and 1.
+    /// A share of the network is not between 0 and 1, or its bandwidth is 0.
     ///
     /// # Panics
     ///
@@ -81,7 +84,7 @@ impl Device {
         Ok(())
     }
 
-    /// Has a fault happen to packets of queue pairs from this device to another: those that leave from now on.
+    /// Lets a fault happen to packets of queue pairs from this device to another: those that leave from now on.
     ///
     /// # Panics
     ///
@@ -91,8 +94,8 @@ impl Device {
         self.change_way(to, how, |switch, from, to| switch.fault_packets(from, to, fault));
     }
 
-    /// Has nothing of this device arrive at another any more, in this direction: no packet of a queue pair, no message
-    /// of the connection manager, and nothing that is under way. [`Fabric::mend`] ends it.
+    /// Lets nothing of this device arrive at another any more, in this direction: no packet of a queue pair, no message
+    /// of the connection manager, and nothing that is under way. [`Fabric::heal`] ends it.
     ///
     /// # Panics
     ///

@@ -62,7 +62,7 @@ pub(crate) enum Fault {
     /// The link is down for some milliseconds.
     Flap,
     /// The sides do not reach each other for some milliseconds.
-    Part,
+    Partition,
     /// Nothing of this side arrives at the other for some milliseconds.
     CutOff,
     RefuseReceives,
@@ -103,7 +103,7 @@ impl Fault {
         let harmless = [
             Fault::None,
             Fault::Flap,
-            Fault::Part,
+            Fault::Partition,
             Fault::CutOff,
             Fault::RefuseReceives,
             Fault::LoseMessages,
@@ -117,7 +117,7 @@ impl Fault {
         match self {
             Fault::None
             | Fault::Flap
-            | Fault::Part
+            | Fault::Partition
             | Fault::CutOff
             | Fault::RefuseReceives
             | Fault::LoseMessages
@@ -254,7 +254,7 @@ impl Stage {
         match self.fault {
             Fault::None => {}
             Fault::Flap => device.set_link(false),
-            Fault::Part => self.fabric.part([&device]),
+            Fault::Partition => self.fabric.partition([&device]),
             Fault::CutOff => {
                 let other = self.fabric.device(NAMES[1 - self.side]);
                 other.iter().for_each(|other| device.cut_off(other));
@@ -288,7 +288,7 @@ impl Stage {
     pub(crate) fn relieve(&self) {
         match (self.fault, self.fabric.device(NAMES[self.side])) {
             (Fault::Flap, Some(device)) => device.set_link(true),
-            (Fault::Part | Fault::CutOff, _) => self.fabric.mend(),
+            (Fault::Partition | Fault::CutOff, _) => self.fabric.heal(),
             _ => {}
         }
     }

@@ -45,7 +45,6 @@ impl Device {
 
     /// Reports a send that failed.
     pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, cause: CqeError) {
-        self.settle(Some(qpn));
         self.compare_requests(qpn, index);
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         log::debug!("send of QP {qpn:#x} at WQEBB {index:#x}, opcode {opcode:#x}: {cause:x?}");
@@ -142,7 +141,6 @@ impl Device {
         index: u16,
         cause: CqeError,
     ) {
-        self.settle(Some(qpn));
         let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, srqn) else { return };
         if let Some(counter) = self.objects.q_counter_of(qpn) {
             counter.count_receive_error(cause.syndrome);

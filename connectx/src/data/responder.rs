@@ -266,7 +266,6 @@ impl Device {
             }
             Ok(received)
         });
-        self.settle(Some(qpn));
         match received {
             Ok(received) => self.complete_receive(qpn, srqn, index, &received),
             Err(syndrome) => {
