@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, AddressVector, CompletionQueue, Context, Destination, Gid, Handshake, MemoryRegion,
-    ProtectionDomain, Psn, Qkey, QpAttr, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr,
-    SendWr, WcOpcode, WcStatus,
+    Access, AddressVector, CompletionQueue, Context, Destination, FlowAttr, FlowEth, Gid,
+    Handshake, MemoryRegion, ProtectionDomain, Psn, Qkey, QpAttr, QpControl, QpState, QpType, Qpn,
+    QueuePair, RecvWr, SendWr, WcOpcode, WcStatus,
 };
 use uverbs_sim::{
     Fabric, FabricBuilder, FabricError, Network, PacketFault, PacketKind, Profile, Traffic,
@@ -103,7 +103,7 @@ fn connect_with(a: &QpControl, b: &QpControl, options: &Handshake) -> uverbs::Re
 }
 
 fn endpoint(qp: &QpControl) -> uverbs::Result<uverbs::Endpoint> {
-    qp.endpoint(&qp.context().query_gid(1, 3)?)
+    qp.endpoint(&qp.context().default_gid(1)?)
 }
 
 fn sides(fabric: &Fabric, kind: QpType) -> Result<(Side, Side)> {
@@ -115,10 +115,14 @@ fn sides(fabric: &Fabric, kind: QpType) -> Result<(Side, Side)> {
 }
 
 fn builder(seed: u64) -> FabricBuilder {
+    builder_of(seed, Profile::new())
+}
+
+fn builder_of(seed: u64, profile: Profile) -> FabricBuilder {
     let builder = Fabric::builder().stepped(seed);
     ["a", "b", "c"]
         .into_iter()
-        .fold(builder, |builder, name| builder.device(Profile::new().name(name)))
+        .fold(builder, |builder, name| builder.device(profile.clone().name(name)))
 }
 
 fn traffic(fabric: &Fabric, from: &str, to: &str) -> Traffic {
@@ -395,6 +399,153 @@ fn requests_on_a_hostile_network_end_once_and_in_order() {
 }
 
 #[test]
+fn requests_over_infiniband_end_once_and_in_order() {
+    // The hostile ones.
+    each_seed(0..seeds().end / 4, |seed| {
+        let builder = builder_of(seed, Profile::new().infiniband());
+        requests_end_once_and_in_order(4 * seed + 1, builder).map(|_| ())
+    });
+}
+
+/// Messages of XRC take receives of the queue that they name, in order and each once.
+#[test]
+fn messages_of_xrc_take_receives_of_a_shared_queue_once_and_in_order() {
+    each_seed(seeds(), |seed| -> Result<()> {
+        let fabric = builder(seed).network(Network::of_seed(seed)).build()?;
+        let devices = devices_on(&fabric.system());
+        let mut a = Side::new(&Context::open(&devices[0])?, QpType::XRC_INI)?;
+        let context = Context::open(&devices[1])?;
+        let (pd, xrcd) = (context.alloc_pd()?, context.xrcd_builder().build()?);
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(MEMORY)?;
+        let mut cq = context.cq_builder(64).build()?;
+        let mut srq = pd.srq_builder(32).xrc(&xrcd, &cq).build()?;
+        let target = xrcd.create_target()?;
+        let gid = context.default_gid(1)?;
+        let options = Handshake::new().timeout(8);
+        let (at_a, at_b) = (endpoint(&a.qp)?, target.endpoint(&gid)?);
+        a.qp.handshake(&at_b, &options)?;
+        target.handshake(&at_a, &options)?;
+        for id in 0..REQUESTS {
+            let place = id as usize * PLACE;
+            let sges = [memory.sge(place..place + PLACE)?];
+            let mut batch = srq.batch()?;
+            batch.push(RecvWr::new(&sges).id(id))?;
+            // SAFETY: the memory is dropped after the queue, and read after the completion.
+            unsafe { batch.ring()? };
+            a.memory.copy_from(place, &pattern(0, id))?;
+            let sges = [a.memory.sge(place..place + pattern(0, id).len())?];
+            let number = srq.number().ok_or("it is of XRC")?;
+            a.post(SendWr::send(&sges).id(id).to_srq(number))?;
+        }
+        settle(&fabric);
+        let ended = a.poll()?;
+        let broken = ended.iter().any(|(_, status, _)| *status == WcStatus::RETRY_EXC_ERR);
+        assert!(ended.iter().map(|(id, ..)| *id).eq(0..REQUESTS), "{ended:?}");
+        let done = ended.iter().filter(|(_, status, _)| *status == WcStatus::SUCCESS).count();
+        let (mut completions, mut received) = (cq.poll()?, 0);
+        while let Some(completion) = completions.next() {
+            let sent = pattern(0, received);
+            let mut got = vec![0; sent.len()];
+            memory.copy_to(received as usize * PLACE, &mut got)?;
+            assert_eq!((completion.wr_id(), completion.status()), (received, WcStatus::SUCCESS));
+            assert!(got == sent, "message {received} has other bytes");
+            received += 1;
+        }
+        assert!(received as usize >= done && (broken || done as u64 == REQUESTS));
+        Ok(())
+    });
+}
+
+/// Moves a datagram queue pair to RTS.
+fn start(side: &Side) -> Result<()> {
+    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(QKEY);
+    side.qp.modify(&init)?;
+    side.qp.modify(&QpAttr::new().state(QpState::RTR))?;
+    side.qp.modify(&QpAttr::new().state(QpState::RTS).sq_psn(Psn(0)))?;
+    Ok(())
+}
+
+const QKEY: Qkey = Qkey(0x1234);
+/// The global route header in front of a datagram.
+const GRH: usize = 40;
+
+#[test]
+fn datagrams_are_lost_or_doubled_and_never_altered() {
+    let mut sum = (0, 0);
+    each_seed(seeds(), |seed| -> Result<()> {
+        let fabric = builder(seed).network(Network::of_seed(1 + 4 * seed)).build()?;
+        let devices = devices_on(&fabric.system());
+        let side = |at: usize| Side::new(&Context::open(&devices[at])?, QpType::UD);
+        let (mut a, mut b) = (side(0)?, side(1)?);
+        start(&a)?;
+        start(&b)?;
+        let (own, there) = (a.qp.context().default_gid(1)?, b.qp.context().default_gid(1)?);
+        let ah = a.pd.create_ah(&AddressVector::global(1, own.index, there.gid))?;
+        let datagram = |id: u64| -> Vec<u8> { pattern(0, id).into_iter().take(1024).collect() };
+        for id in 0..2 * REQUESTS {
+            b.recv(RECEIVED + id, id as usize * PLACE, PLACE)?;
+        }
+        for id in 0..REQUESTS {
+            let place = id as usize * PLACE;
+            a.memory.copy_from(place, &datagram(id))?;
+            let sges = [a.memory.sge(place..place + datagram(id).len())?];
+            a.post(SendWr::send(&sges).to(Destination::new(&ah, b.qp.qpn(), QKEY)).id(id))?;
+        }
+        settle(&fabric);
+        let sent: Vec<_> = (0..REQUESTS).map(datagram).collect();
+        let mut times = [0; REQUESTS as usize];
+        for (id, status, _) in b.poll()? {
+            assert_eq!(status, WcStatus::SUCCESS);
+            let got = b.bytes((id - RECEIVED) as usize * PLACE + GRH, 1024)?;
+            // The longest one that it begins with: each begins with another byte.
+            let is = sent.iter().position(|sent| got.starts_with(sent));
+            times[is.ok_or("a datagram that was not sent")?] += 1;
+        }
+        assert!(times.iter().all(|times| *times <= 2), "{times:?}");
+        sum.0 += times.iter().filter(|times| **times == 0).count();
+        sum.1 += times.iter().filter(|times| **times == 2).count();
+        Ok(())
+    });
+    assert!(sum.0 > 0 && sum.1 > 0, "{sum:?}");
+}
+
+/// Raw frames are no packets of the network, but a partition stops them.
+#[test]
+fn frames_of_raw_queue_pairs_stop_at_a_partition_only() -> Result<()> {
+    let fabric = builder(1).network(Network::ideal().loss(1.0)).build()?;
+    let devices = devices_on(&fabric.system());
+    let side = |at: usize| Side::new(&Context::open(&devices[at])?, QpType::RAW_PACKET);
+    let (mut a, mut b) = (side(0)?, side(1)?);
+    for side in [&a, &b] {
+        side.qp.modify(&QpAttr::new().state(QpState::INIT).port(1))?;
+        side.qp.modify(&QpAttr::new().state(QpState::RTR))?;
+        side.qp.modify(&QpAttr::new().state(QpState::RTS))?;
+    }
+    // The first GID is made of the hardware address.
+    let gid = b.qp.context().query_gid(1, 0)?.gid.0;
+    let mac = [gid[8] ^ 2, gid[9], gid[10], gid[13], gid[14], gid[15]];
+    let _rule = b.qp.create_flow(&FlowAttr::new(1).spec(FlowEth::new().dst_mac(mac)))?;
+    let frame = [&mac[..], &[2, 0, 0, 0, 0, 9, 0x88, 0xb5], &[7; 50]].concat();
+    a.memory.copy_from(0, &frame)?;
+    for (id, parted) in [(0, true), (1, false)] {
+        match parted {
+            true => fabric.partition([&fabric.device("a").expect("it is there")]),
+            false => fabric.heal(),
+        }
+        b.recv(RECEIVED + id, 0, 2048)?;
+        a.post(SendWr::send(&[a.memory.sge(..frame.len())?]).id(id))?;
+        settle(&fabric);
+        assert_eq!(a.poll()?, [(id, WcStatus::SUCCESS, WcOpcode::SEND)]);
+        let got = b.poll()?.iter().map(|(id, status, _)| (*id, *status)).collect::<Vec<_>>();
+        let first = (RECEIVED, WcStatus::SUCCESS);
+        assert_eq!(got, if parted { vec![] } else { vec![first] });
+    }
+    assert_eq!(b.bytes(0, frame.len())?, frame);
+    assert_eq!(traffic(&fabric, "a", "b").sent, 0);
+    Ok(())
+}
+
+#[test]
 fn data_that_reaches_memory_in_any_order_is_there_when_it_is_promised() {
     each_seed(seeds(), |seed| {
         let builder = builder(seed).writes_in_any_order();
@@ -475,18 +626,12 @@ fn a_partition_stops_those_on_its_sides_until_it_heals() -> Result<()> {
 /// A datagram to a group goes each way to a member by itself, and to a device without members not at all.
 #[test]
 fn a_datagram_to_a_group_meets_the_network_of_each_member() -> Result<()> {
-    const QKEY: Qkey = Qkey(0x1234);
-    /// The global route header in front of a datagram.
-    const GRH: usize = 40;
     let fabric = builder(1).network(Network::ideal().duplication(1.0)).build()?;
     let devices = devices_on(&fabric.system());
     let mut sides = Vec::new();
     for device in &devices {
         let side = Side::new(&Context::open(device)?, QpType::UD)?;
-        let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(QKEY);
-        side.qp.modify(&init)?;
-        side.qp.modify(&QpAttr::new().state(QpState::RTR))?;
-        side.qp.modify(&QpAttr::new().state(QpState::RTS).sq_psn(Psn(0)))?;
+        start(&side)?;
         sides.push(side);
     }
     let group = Gid::from(std::net::Ipv4Addr::new(239, 9, 9, 1));
