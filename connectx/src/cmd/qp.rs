@@ -9,8 +9,9 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
+use crate::fault::MessageFate;
 use crate::object::in_flight::InFlight;
-use crate::object::qp::{Fate, Qp, QpState, Service, take_ece, tell_ece};
+use crate::object::qp::{Qp, QpState, Service, take_ece, tell_ece};
 use crate::object::receive_queue::{ReceiveQueue, WqType};
 use crate::object::receiving::Receiving;
 use crate::object::send_queue::SendQueue;
@@ -142,7 +143,7 @@ pub(crate) fn create_qp(
         pd,
         uar,
         in_flight: InFlight::default(),
-        fate: Fate::Sent,
+        fate: MessageFate::Delivered,
         receiving: Receiving::default(),
         late_receive_check: None,
         late_receive_checks: 0,

@@ -18,7 +18,7 @@ use crate::format::wqe::{CtrlSegment, DataSegment, Truncated, WqeSegments, op};
 use crate::link::{Departing, InPlace};
 use crate::object::in_flight::SendRequest;
 use crate::object::mkey::AccessRight;
-use crate::object::qp::{Fate, Qp, QpState, Service};
+use crate::object::qp::{Qp, QpState, Service};
 use crate::object::send_queue::SendQueue;
 use crate::object::table::KERNEL;
 use crate::path::Path;
@@ -185,16 +185,13 @@ impl Device {
     pub(crate) fn decide_fate(&mut self, qpn: u32) {
         let fate = self.faults.message_fate();
         let Some(qp) = self.objects.qps.find_mut(qpn) else { return };
-        let (fate, late) = match fate {
-            MessageFate::Delivered => {
-                qp.fate = Fate::Sent;
-                return;
-            }
-            MessageFate::Lost => (Fate::Lost, None),
-            MessageFate::Delayed(delay @ Delay::Time(wait)) => (Fate::Late(delay), Some(wait)),
-            MessageFate::Delayed(delay) => (Fate::Late(delay), Some(MAX_DELAY)),
-        };
         qp.fate = fate;
+        let late = match fate {
+            MessageFate::Delivered => return,
+            MessageFate::Lost => None,
+            MessageFate::Delayed(Delay::Time(wait)) => Some(wait),
+            MessageFate::Delayed(_) => Some(MAX_DELAY),
+        };
         self.recorder.add(self.now, &Entry::Fate { number: qpn, late });
     }
 
@@ -214,11 +211,11 @@ impl Device {
         let Some(qp) = self.objects.qps.find_mut(qpn) else { return false };
         let ends = request && opcode.operation.position().ends();
         // The ACK or NAK that it owes leaves in error state, too.
-        let lost = request && (qp.fate == Fate::Lost || qp.state == QpState::Error);
+        let lost = request && (qp.fate == MessageFate::Lost || qp.state == QpState::Error);
         let mut delay = None;
         if request {
-            if let Fate::Late(by) = qp.fate {
-                (delay, qp.fate) = (Some(by), Fate::Sent);
+            if let MessageFate::Delayed(by) = qp.fate {
+                (delay, qp.fate) = (Some(by), MessageFate::Delivered);
             }
         }
         if !lost {
@@ -288,7 +285,8 @@ impl Device {
             return None;
         }
         // Packets with a fate of their own leave one by one.
-        let packets = if qp.fate == Fate::Sent && !self.link.holds(qpn) { packets } else { 1 };
+        let packets =
+            if qp.fate == MessageFate::Delivered && !self.link.holds(qpn) { packets } else { 1 };
         let (request, by) = self.request(qpn, id).ok()?;
         self.locate_segment(by, request.data(), offset.into(), len, packets)
     }

@@ -11,7 +11,7 @@ use super::receive_queue::ReceiveQueue;
 use super::receiving::Receiving;
 use super::send_queue::SendQueue;
 use crate::command_error::{CommandError, refuse};
-use crate::fault::Delay;
+use crate::fault::MessageFate;
 
 /// Service types, `MLX5_QP_ST_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,17 +85,6 @@ pub enum QpState {
     Error = 6,
 }
 
-/// The fate of the packets of the request that a queue pair is sending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// They are sent.
-    Sent,
-    /// They are lost.
-    Lost,
-    /// The next one is late, and the others wait behind it.
-    Late(Delay),
-}
-
 /// Version 1 of the options of connections (ECE), in the upper four bits.
 const ECE_VERSION: u32 = 0x1000_0000;
 
@@ -126,8 +115,8 @@ pub struct Qp {
     pub(crate) umems: Vec<u32>,
     /// Requests that the transport has and that are not complete.
     pub(crate) in_flight: InFlight,
-    /// The fate of the packets of the request that is being sent.
-    pub(crate) fate: Fate,
+    /// The fate of the packets of the request that is being sent; a delay is that of the next one, and the others wait behind it.
+    pub(crate) fate: MessageFate,
     /// The message that is being received.
     pub(crate) receiving: Receiving,
     /// In error state: when the device checks for late receives.
@@ -179,7 +168,7 @@ impl Qp {
                 rq.reset();
             }
             self.in_flight.clear();
-            self.fate = Fate::Sent;
+            self.fate = MessageFate::Delivered;
             self.late_receive_checks = 0;
             self.last_wqe_reported = false;
         }
