@@ -222,6 +222,37 @@ fn real_time_has_the_same_latency() -> Result<()> {
     Ok(())
 }
 
+/// Its payloads stay in memory of the sender until packets leave for the network, many at once.
+#[test]
+fn a_long_write_in_real_time_is_whole_though_packets_are_damaged_and_doubled() -> Result<()> {
+    let devices = ["a", "b"].map(|name| Profile::new().name(name));
+    let fabric = devices.into_iter().fold(Fabric::builder(), FabricBuilder::device).build()?;
+    let devices = devices_on(&fabric.system());
+    let side = |at: usize| Side::new(&Context::open(&devices[at])?, QpType::RC);
+    let (mut a, b) = (side(0)?, side(1)?);
+    connect_with(&a.qp, &b.qp, &Handshake::new().timeout(16))?;
+    let [from, to] = ["a", "b"].map(|name| fabric.device(name).expect("it is there"));
+    from.fault_packets(&to, PacketFault::damage().after(40));
+    from.fault_packets(&to, PacketFault::double().after(10).count(100));
+    let sent: Vec<u8> = (0..MEMORY).map(|at| (at * 7 + at / 251) as u8).collect();
+    a.memory.copy_from(0, &sent)?;
+    a.write(&b, 1, MEMORY)?;
+    let started = Instant::now();
+    let ended = loop {
+        assert!(started.elapsed() < Duration::from_secs(10), "no completion");
+        if let Some(ended) = a.poll()?.first() {
+            break *ended;
+        }
+    };
+    assert_eq!(ended, (1, WcStatus::SUCCESS, WcOpcode::WRITE));
+    assert!(b.bytes(0, MEMORY)? == sent, "other bytes");
+    let there = traffic(&fabric, "a", "b");
+    assert_eq!((there.damaged, there.doubled), (1, 100));
+    // At most a window is sent again.
+    assert!((1025..1024 + 256).contains(&there.sent), "{there:?}");
+    Ok(())
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "it writes a file")]
 fn a_long_queue_marks_and_a_full_one_drops() -> Result<()> {
