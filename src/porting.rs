@@ -112,7 +112,7 @@
 //! | `wr.rdma.remote_addr`, `rkey` | [`Remote`](crate::Remote), made by [`MemoryRegion::remote`](crate::MemoryRegion::remote) |
 //! | `wr.ud`, `ibv_wr_set_ud_addr` | [`SendWr::to`](crate::SendWr::to) a [`Destination`](crate::Destination) |
 //! | `ibv_wr_set_xrc_srqn` | [`SendWr::to_srq`](crate::SendWr::to_srq) |
-//! | `ibv_wr_set_inline_data` | [`SendWr::inline`](crate::SendWr::inline) |
+//! | `ibv_wr_set_inline_data`, `ibv_wr_set_inline_data_list` | [`SendWr::inline`](crate::SendWr::inline), [`inline_list`](crate::SendWr::inline_list) |
 //! | `ibv_wr_start`, `ibv_wr_complete` | [`SendQueue::batch`](crate::SendQueue::batch), [`ring`](crate::SendBatch#what-the-caller-of-ring-promises) |
 //! | `ibv_wr_send`, `ibv_wr_send_imm`, `ibv_wr_send_inv` | [`SendWr::send`](crate::SendWr::send), [`send_imm`](crate::SendWr::send_imm), [`send_inv`](crate::SendWr::send_inv) |
 //! | `ibv_wr_rdma_write`, `ibv_wr_rdma_write_imm`, `ibv_wr_rdma_read` | [`SendWr::write`](crate::SendWr::write), [`write_imm`](crate::SendWr::write_imm), [`read`](crate::SendWr::read) |

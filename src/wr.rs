@@ -81,6 +81,7 @@ impl Address {
 pub(crate) enum Payload<'a> {
     Sges(&'a [Sge]),
     Inline(&'a [u8]),
+    InlineList(&'a [&'a [u8]]),
 }
 
 /// A request for a send queue.
@@ -318,6 +319,24 @@ impl<'a> SendWr<'a> {
     pub fn inline(mut self, bytes: &'a [u8]) -> Self {
         self.flags |= SendFlags::INLINE;
         self.payload = Payload::Inline(bytes);
+        self
+    }
+
+    /// As [`inline`](Self::inline), from several slices, one behind the other; they count as their sum.
+    ///
+    /// ```
+    /// # use uverbs::SendWr;
+    /// # fn f(header: &[u8; 16], body: &[u8]) {
+    /// let parts = [header, body];
+    /// let wr = SendWr::send(&[]).inline_list(&parts);
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_wr_set_inline_data_list")]
+    #[inline]
+    #[must_use]
+    pub fn inline_list(mut self, parts: &'a [&'a [u8]]) -> Self {
+        self.flags |= SendFlags::INLINE;
+        self.payload = Payload::InlineList(parts);
         self
     }
 

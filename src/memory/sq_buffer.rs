@@ -88,6 +88,19 @@ impl<'r, T> WqeSlot<'r, T> {
         // SAFETY: the offset is of these WQEBBs, since only `SqBuffer::at` makes slots.
         unsafe { self.wqebbs.inline(self.offset, n, length, bytes) }
     }
+
+    /// The same from several slices; see [`Wqebbs::inline_list`].
+    #[inline(always)]
+    pub(crate) fn inline_list(
+        self,
+        n: u32,
+        word: Be32,
+        length: usize,
+        parts: &[&[u8]],
+        skipped: usize,
+    ) -> u32 {
+        self.wqebbs.inline_list(self.offset, n, word, length, parts, skipped)
+    }
 }
 
 #[cfg(test)]

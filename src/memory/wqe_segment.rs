@@ -82,6 +82,20 @@ impl WqeSegments {
         self.copy(index, size_of::<Be32>(), bytes);
     }
 
+    /// As [`inline`](Self::inline), from several slices without their first `skipped` bytes.
+    #[inline]
+    pub(super) fn inline_list(&self, index: u32, word: Be32, parts: &[&[u8]], mut skipped: usize) {
+        // SAFETY: a segment has room for a word, and is aligned for one.
+        unsafe { self.segment(index).cast::<Be32>().write(word) };
+        let mut offset = size_of::<Be32>();
+        for part in parts {
+            let (begin, rest) = part.split_at(skipped.min(part.len()));
+            skipped -= begin.len();
+            self.copy(index, offset, rest);
+            offset += rest.len();
+        }
+    }
+
     /// Copies `bytes` to byte `offset` of the segment `index`, going on at the ring's beginning where
     /// it ends. More than the whole ring is cut off.
     pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {

@@ -137,17 +137,35 @@ impl Wqebbs {
         // SAFETY: the caller's promise.
         let wqebb = unsafe { self.get(offset) };
         if wqebb.inline(segment, length, bytes) {
-            return inline_segments(bytes);
+            return inline_segments(bytes.len());
         }
         // SAFETY: the caller's promise.
         if unsafe { self.inline_long(offset, segment, length, bytes) } {
-            return inline_segments(bytes);
+            return inline_segments(bytes.len());
         }
         if bytes.is_empty() {
             return 0;
         }
         self.segments.inline(offset.segments().wrapping_add(segment), length, bytes);
-        inline_segments(bytes)
+        inline_segments(bytes.len())
+    }
+
+    /// As [`inline`](Self::inline), for data of several slices: `length` bytes behind the first `skipped`.
+    #[inline(always)]
+    pub(super) fn inline_list(
+        &self,
+        offset: WqebbOffset,
+        segment: u32,
+        word: Be32,
+        length: usize,
+        parts: &[&[u8]],
+        skipped: usize,
+    ) -> u32 {
+        if length == 0 {
+            return 0;
+        }
+        self.segments.inline_list(offset.segments().wrapping_add(segment), word, parts, skipped);
+        inline_segments(length)
     }
 
     /// The same for data that ends before the ring does; `false`, and nothing done, for all other data.
@@ -205,11 +223,11 @@ impl<'r> WqebbRun<'r> {
 
 /// Segments of inline data, with the word that says how long it is.
 #[inline(always)]
-fn inline_segments(bytes: &[u8]) -> u32 {
+fn inline_segments(bytes: usize) -> u32 {
     // A shift: `div_ceil` costs three instructions for an overflow that cannot happen, as inline data is shorter
     // than a queue.
     let last = SEGMENT - 1;
-    (bytes.len() + size_of::<Be32>() + last) as u32 >> SEGMENT.ilog2()
+    (bytes + size_of::<Be32>() + last) as u32 >> SEGMENT.ilog2()
 }
 
 /// One WQEBB of a ring.
@@ -333,7 +351,7 @@ mod tests {
                 let word = Be32::new(length as u32 | 1 << 31);
                 // SAFETY: a offset of this ring.
                 let segments = unsafe { ring.inline(ring.offset_of(index), segment, word, data) };
-                assert_eq!(segments, if length == 0 { 0 } else { inline_segments(data) });
+                assert_eq!(segments, if length == 0 { 0 } else { inline_segments(length) });
                 if length > 0 {
                     plain.inline(index * SEGMENTS_PER_WQEBB + segment, word, data);
                 }

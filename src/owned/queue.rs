@@ -622,7 +622,7 @@ pub(super) fn append<S: Sharing>(
         return Err(PostError::NamesMemory);
     }
     match wr.payload {
-        Payload::Inline(_) => batch.push_lent_checked(wr),
+        Payload::Inline(_) | Payload::InlineList(_) => batch.push_lent_checked(wr),
         Payload::Sges([]) => {
             // A copy, as what is passed out of line has to be in memory.
             let sge = { sge };

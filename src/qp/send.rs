@@ -209,7 +209,7 @@ impl<S: Sharing> SendBatch<'_, S> {
                 let wr = SendWr { payload: Payload::Sges(sge.as_slice()), ..*wr };
                 sq.try_push(&mut self.cursor, &wr)
             }
-            Payload::Sges(_) => false,
+            Payload::Sges(_) | Payload::InlineList(_) => false,
         }
     }
 

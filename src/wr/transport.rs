@@ -115,7 +115,7 @@ impl QpTransport {
         if !supported {
             return Err(PostError::Unsupported);
         }
-        if !inline && matches!(wr.payload, Payload::Inline(_)) {
+        if !inline && !matches!(wr.payload, Payload::Sges(_)) {
             return Err(PostError::NoInline);
         }
         Ok(())
@@ -158,9 +158,9 @@ mod tests {
             let unchecked = |wr: &SendWr<'_>| {
                 let set = match (wr.srq, &wr.payload) {
                     (None, Payload::Sges(_)) => ops.gather,
-                    (None, Payload::Inline(_)) => ops.inline,
+                    (None, _) => ops.inline,
                     (Some(_), Payload::Sges(_)) => ops.srq_gather,
-                    (Some(_), Payload::Inline(_)) => ops.srq_inline,
+                    (Some(_), _) => ops.srq_inline,
                 };
                 wr.op.bit() & set != 0
             };

@@ -17,6 +17,7 @@ trials![
     immediate_data_arrives,
     gathered_data_is_scattered,
     inline_data_arrives,
+    inline_data_of_several_slices_arrives,
     inline_is_copied_when_pushed,
     oversize_inline_is_refused,
     writes_reach_the_peers_memory,
@@ -103,6 +104,29 @@ fn gathered_data_is_scattered() -> Verdict {
     for hole in [0..100, 1100..2000, 2007..3000, 4993..8192] {
         assert!(b.read(hole.clone()) == poison[hole.clone()], "bytes in {hole:?} were written");
     }
+    Ok(())
+}
+
+/// In writes and sends, for lengths that fill one WQEBB or several, and in a batch between others.
+fn inline_data_of_several_slices_arrives() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config { inline: 200, ..Config::rc() })?;
+    for (seed, length) in [1usize, 15, 16, 45, 64, 199, 200].into_iter().enumerate() {
+        let data = crate::pattern::bytes(seed as u64, length);
+        let (one, rest) = data.split_at(length / 3);
+        let (two, three) = rest.split_at(rest.len() / 2);
+        let parts = [one, &[], two, three];
+        b.poison(0..512);
+        b.recv(1, 0..length)?;
+        let write = SendWr::write(b.remote(256), &[]).inline_list(&parts);
+        a.send_all(&[write, SendWr::send(&[]).inline_list(&parts).id(2).signaled()])?;
+        a.expect(2, WcOpcode::SEND)?;
+        assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len as usize, length);
+        b.check(0..length, seed as u64);
+        b.check(256..256 + length, seed as u64);
+    }
+    let parts = [&[0; 250][..]; 4];
+    let refused = a.qp.send_batch()?.push(SendWr::send(&[]).inline_list(&parts));
+    assert!(matches!(refused, Err(PostError::InlineTooLong { .. })), "{refused:?}");
     Ok(())
 }
 

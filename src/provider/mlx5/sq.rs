@@ -301,12 +301,13 @@ impl Mlx5Sq {
             // A zero length means 2^31 to the device, and the uppermost bit means inline data.
             Payload::Sges([sge]) => sge.length as i32 > 0,
             Payload::Sges(_) | Payload::Inline(_) => true,
+            Payload::InlineList(_) => return false,
         };
         let unchecked = match (&wr.destination, wr.srq, &wr.payload) {
             (None, None, Payload::Sges(_)) => self.unchecked_now.gather,
-            (None, None, Payload::Inline(_)) => self.unchecked_now.inline,
+            (None, None, _) => self.unchecked_now.inline,
             (None, Some(_), Payload::Sges(_)) => self.unchecked_now.srq_gather,
-            (None, Some(_), Payload::Inline(_)) => self.unchecked_now.srq_inline,
+            (None, Some(_), _) => self.unchecked_now.srq_inline,
             (Some(to), None, _) if to.domain == self.transport.domain => {
                 self.unchecked_now.datagram
             }
@@ -720,6 +721,7 @@ impl Wqe<'_> {
         match payload {
             Payload::Sges(sges) => self.gather(size, sges),
             Payload::Inline(bytes) => self.inline(size, bytes),
+            Payload::InlineList(parts) => self.inline_list(size, parts, 0),
         }
     }
 
@@ -828,6 +830,21 @@ impl Wqe<'_> {
         }
         let length = inline_length(bytes.len() as u32);
         *size += self.slot.inline(*size, length, bytes);
+        Ok(())
+    }
+
+    /// As [`inline`](Self::inline), of several slices without their first `skipped` bytes.
+    #[inline(never)]
+    fn inline_list(self, size: &mut u32, parts: &[&[u8]], skipped: usize) -> Result<(), PostError> {
+        let max = self.ring.max_inline;
+        // Each of at most isize::MAX bytes, a slice may stand in the list more than once.
+        let length = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
+        let length = length.saturating_sub(skipped);
+        if length > max {
+            return Err(PostError::InlineTooLong { max: max as u32 });
+        }
+        let word = inline_length(length as u32);
+        *size += self.slot.inline_list(*size, word, length, parts, skipped);
         Ok(())
     }
 }

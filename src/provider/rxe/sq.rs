@@ -125,6 +125,21 @@ impl RxeSq {
                     return Err(PostError::InlineTooLong { max: self.limits.max_inline });
                 }
             }
+            Payload::InlineList(parts) => {
+                let too_long = PostError::InlineTooLong { max: self.limits.max_inline };
+                let length = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
+                if length > self.limits.max_inline as usize {
+                    return Err(too_long);
+                }
+                wqe.dma = dma(length as u32, 0);
+                let mut at = HEADER;
+                for part in parts {
+                    if !self.queue.write(cursor.at, at, *part) {
+                        return Err(too_long);
+                    }
+                    at += part.len();
+                }
+            }
         }
         if let SendOp::AtomicWrite { value, .. } = &wr.op {
             if !self.queue.write(cursor.at, HEADER, value) {

@@ -62,6 +62,7 @@ fn inline_and_gathered_pieces_make_one_packet() -> Verdict {
         SendWr::packet(head, &rest),
         SendWr::packet(longest, &behind),
         SendWr::packet(head, &[]).inline(&frame[ETHERNET..]),
+        SendWr::send(&[]).inline_list(&[&frame[..5], &frame[5..30], &frame[30..]]),
         SendWr::packet(Packet::new().header(&frame[..1]), &[]).inline(&frame[1..]),
     ] {
         b.listen()?;

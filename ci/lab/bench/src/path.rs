@@ -21,6 +21,10 @@ pub const SEGMENT: u32 = 64;
 pub const SEGMENTS: usize = 4;
 /// Bytes of the longest request with its data inside.
 pub const INLINE: u32 = 200;
+/// Slices of the request whose data lies in several.
+pub const SLICES: usize = 4;
+/// Bytes of each of these slices.
+pub const SLICE: usize = 16;
 /// Words of the memory that both ends use, its first half for sends.
 pub const WORDS: usize = 1024;
 /// Where in the memory things lie, in words.
@@ -58,6 +62,8 @@ pub enum Request {
     Write,
     /// A send with this many bytes inside.
     Inline(u32),
+    /// A send with the bytes of several slices inside.
+    InlineList,
     /// A send of four segments.
     Gather,
     /// An RDMA read of one segment.
@@ -109,6 +115,7 @@ impl Operation {
         ("send 32 B inline", Operation::Post(Request::Inline(32), 1)),
         ("send 32 B inline, 32 to a doorbell", Operation::Post(Request::Inline(32), BATCH)),
         ("send 200 B inline", Operation::Post(Request::Inline(INLINE), 1)),
+        ("send 64 B inline of 4 slices", Operation::Post(Request::InlineList, 1)),
         ("send of 4 segments", Operation::Post(Request::Gather, 1)),
         ("read", Operation::Post(Request::Read, 1)),
         ("fetch and add", Operation::Post(Request::FetchAdd, 1)),
@@ -128,7 +135,7 @@ impl Operation {
 impl Request {
     /// Whether each consumes a receive.
     fn is_received(self) -> bool {
-        matches!(self, Request::Inline(_) | Request::Gather)
+        matches!(self, Request::Inline(_) | Request::InlineList | Request::Gather)
     }
 
     fn lane(self) -> Lane {

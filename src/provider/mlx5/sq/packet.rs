@@ -29,7 +29,7 @@ impl Mlx5Sq {
         if packet.checksums && !self.raw_packet.checksums {
             return Err(PostError::NoChecksums);
         }
-        let (header, payload) = self.split(packet, &wr.payload)?;
+        let (header, moved) = self.header(packet, &wr.payload)?;
         let wqe = Wqe::new(self, cursor.at, false);
         let mut size = 1;
         let [first, rest] = segment(&header, packet.checksums);
@@ -37,20 +37,20 @@ impl Mlx5Sq {
         if header.length > SHORT {
             wqe.append(&mut size, rest);
         }
-        wqe.payload(&mut size, &payload)?;
+        match &wr.payload {
+            Payload::Sges(sges) => wqe.gather(&mut size, sges)?,
+            Payload::Inline(bytes) => wqe.inline_list(&mut size, &[bytes], moved)?,
+            Payload::InlineList(parts) => wqe.inline_list(&mut size, parts, moved)?,
+        }
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
         let tail = pair(completion_flags(wr.flags).into(), 0) | self.always;
         self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
         Ok(())
     }
 
-    /// Splits a packet into the header for the segment and the rest behind it. Inline data moves
-    /// into the header, up to the bytes that the device requires.
-    fn split<'a>(
-        &self,
-        packet: &Packet,
-        payload: &Payload<'a>,
-    ) -> Result<(Header, Payload<'a>), PostError> {
+    /// The header for the segment, and how many bytes of inline data it begins with: as many as the device
+    /// requires there.
+    fn header(&self, packet: &Packet, payload: &Payload<'_>) -> Result<(Header, usize), PostError> {
         let max = Packet::MAX_HEADER as u32;
         let given = packet.head().ok_or(PostError::HeaderTooLong { max })?;
         let mut header = Header::default();
@@ -58,13 +58,18 @@ impl Mlx5Sq {
         let min = usize::from(self.raw_packet.min_header);
         let short = PostError::HeaderTooShort { min: min as u32 };
         let missing = min.saturating_sub(header.length);
-        if missing == 0 {
-            return Ok((header, *payload));
+        let mut left = missing;
+        let mut move_from = |bytes: &[u8]| {
+            let (more, _) = bytes.split_at(left.min(bytes.len()));
+            header.append(more);
+            left -= more.len();
+        };
+        match payload {
+            Payload::Sges(_) => {}
+            Payload::Inline(bytes) => move_from(bytes),
+            Payload::InlineList(parts) => parts.iter().for_each(|part| move_from(part)),
         }
-        let Payload::Inline(bytes) = payload else { return Err(short) };
-        let (more, rest) = bytes.split_at_checked(missing).ok_or(short)?;
-        header.append(more);
-        Ok((header, Payload::Inline(rest)))
+        if left > 0 { Err(short) } else { Ok((header, missing)) }
     }
 }
 

@@ -85,6 +85,8 @@ fn inline_data_begins_in_the_segment() {
     );
     let packet = Packet::new().header(&HEADER[..12]);
     assert_eq!(posted(18, SendWr::packet(packet, &[]).inline(&frame[12..])), found);
+    let slices = [&frame[..5], &[], &frame[5..20], &frame[20..]];
+    assert_eq!(posted(18, SendWr::send(&[]).inline_list(&slices)), found);
     // A device that requires no inline header gets all data behind the segment.
     let found = posted(0, SendWr::send(&[]).inline(&frame));
     let inline = format!("8000001a{}", hex(&frame));

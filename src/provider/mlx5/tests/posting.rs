@@ -145,6 +145,32 @@ fn inline_data_of_every_length() {
     }
 }
 
+/// The bytes of one slice with the same contents, which are libmlx5's.
+#[test]
+fn a_list_of_slices_is_posted_as_one_slice() {
+    let data: Vec<u8> = (1..=200).collect();
+    const STEP: usize = if cfg!(miri) { 37 } else { 3 };
+    for first in (0..100).step_by(STEP) {
+        for last in (first..200).step_by(STEP) {
+            let parts = [&data[..first], &[], &data[first..last]];
+            let number = SrqNumber(0x01_2345);
+            for list in [SendWr::send(&[]), SendWr::write(REMOTE, &[]).to_srq(number)] {
+                let whole = list.inline(&data[..last]);
+                assert_eq!(posted(list.inline_list(&parts)), posted(whole), "{first} {last}");
+            }
+        }
+    }
+    let parts = [&data[..]; 5];
+    let mut sends = Sender::new(Shape::default());
+    let too_long = sends.post(&[SendWr::send(&[]).inline_list(&parts)]).map(drop);
+    assert_eq!(too_long, Err(PostError::InlineTooLong { max: 980 }));
+    let overflowing = [&data[..]; 300];
+    let too_long = sends.post(&[SendWr::send(&[]).inline_list(&overflowing)]).map(drop);
+    assert_eq!(too_long, Err(PostError::InlineTooLong { max: 980 }));
+    let read = SendWr::read(REMOTE, &[]).inline_list(&[]);
+    assert_eq!(sends.post(&[read]).map(drop), Err(PostError::NoInline));
+}
+
 /// Requests of one to eight WQEBBs, which begin at every WQEBB of the queue.
 #[test]
 fn blueflame_copies_equal_the_wqe_in_the_queue() {

@@ -4,7 +4,7 @@ use lab_bench::Failure;
 use lab_bench::clock::linger;
 use lab_bench::path::{
     AFTERWARDS, BATCH, INLINE, LAST, Lane, Operation, POLLED, Path, RECEIVED, RUN, Request,
-    SEGMENT, SEGMENTS, SENDS, SETTLING, WORDS, place,
+    SEGMENT, SEGMENTS, SENDS, SETTLING, SLICE, SLICES, WORDS, place,
 };
 use std::hint::black_box;
 use std::ops::Deref;
@@ -262,6 +262,14 @@ impl<S: Ringing> Ours<S> {
                 let data = [0x5a; INLINE as usize];
                 let data = &data[..black_box(length) as usize];
                 post::<S, N>(qp, token, || SendWr::send(&[]).inline(data))
+            }
+            Request::InlineList => {
+                let data = [0x5a; SLICES * SLICE];
+                let mut list = [&data[..]; SLICES];
+                for (part, slice) in list.iter_mut().zip(data.chunks_exact(black_box(SLICE))) {
+                    *part = slice;
+                }
+                post::<S, N>(qp, token, || SendWr::send(&[]).inline_list(&list))
             }
             Request::Datagram => {
                 let qpn = qp.qpn();

@@ -163,12 +163,20 @@ pub(crate) struct QpEx {
     pub(crate) wr_set_ud_addr: unsafe extern "C" fn(*mut QpEx, *mut Opaque, u32, u32),
     pub(crate) wr_set_xrc_srqn: unsafe extern "C" fn(*mut QpEx, u32),
     pub(crate) wr_set_inline_data: unsafe extern "C" fn(*mut QpEx, *mut c_void, usize),
-    unused_inline_list: Unused,
+    pub(crate) wr_set_inline_data_list: unsafe extern "C" fn(*mut QpEx, usize, *const DataBuf),
     pub(crate) wr_set_sge: unsafe extern "C" fn(*mut QpEx, u32, u64, u32),
     pub(crate) wr_set_sge_list: unsafe extern "C" fn(*mut QpEx, usize, *const Sge),
     pub(crate) wr_start: unsafe extern "C" fn(*mut QpEx),
     pub(crate) wr_complete: unsafe extern "C" fn(*mut QpEx) -> c_int,
     pub(crate) wr_abort: unsafe extern "C" fn(*mut QpEx),
+}
+
+/// A slice of inline data: `struct ibv_data_buf`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct DataBuf {
+    pub(crate) addr: *mut c_void,
+    pub(crate) length: usize,
 }
 
 /// A piece of registered memory: `struct ibv_sge`.

@@ -2,7 +2,8 @@
 //! which takes calls.
 
 use crate::abi::{
-    Context, Cq, CqEx, Mr, Opaque, PollAttr, Qp, QpEx, RecvWr, SendWr, Sge, Srq, Wc, number,
+    Context, Cq, CqEx, DataBuf, Mr, Opaque, PollAttr, Qp, QpEx, RecvWr, SendWr, Sge, Srq, Wc,
+    number,
 };
 use crate::endpoint::{self, QKEY};
 use crate::lane::{Ends, Maker};
@@ -11,7 +12,7 @@ use lab_bench::Failure;
 use lab_bench::clock::linger;
 use lab_bench::path::{
     AFTERWARDS, BATCH, INLINE, LAST, Lane, Operation, POLLED, Path, RECEIVED, RUN, Request,
-    SEGMENT, SEGMENTS, SETTLING, WORDS, place,
+    SEGMENT, SEGMENTS, SETTLING, SLICE, SLICES, WORDS, place,
 };
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
@@ -72,6 +73,7 @@ impl Theirs {
             }
             Request::Gather => (number::WR_SEND, 0, SEGMENTS as c_int, [0; 4]),
             Request::Inline(_) => (number::WR_SEND, number::SEND_INLINE, 1, [0; 4]),
+            Request::InlineList => (number::WR_SEND, number::SEND_INLINE, SLICES as c_int, [0; 4]),
             Request::Datagram => {
                 let ah = self.ah.as_ptr().expose_provenance() as u64;
                 // Two 32-bit fields in one word.
@@ -84,6 +86,12 @@ impl Theirs {
             Request::Inline(length) => {
                 let addr = data.as_ptr().expose_provenance() as u64;
                 sges[0] = Sge { addr, length, lkey: 0 };
+            }
+            Request::InlineList => {
+                for (sge, slice) in sges.iter_mut().zip(data.chunks_exact(SLICE)) {
+                    let addr = slice.as_ptr().expose_provenance() as u64;
+                    *sge = Sge { addr, length: SLICE as u32, lkey: 0 };
+                }
             }
             _ => {
                 for (segment, sge) in sges.iter_mut().enumerate() {
@@ -162,6 +170,17 @@ impl Theirs {
                 build::<N>(qp, complete, |qp| {
                     call!(qp.wr_send);
                     call!(qp.wr_set_inline_data, data, length as usize);
+                })
+            }
+            Request::InlineList => {
+                let data = [0x5a_u8; SLICES * SLICE];
+                let mut list = [DataBuf { addr: null_mut(), length: SLICE }; SLICES];
+                for (buf, slice) in list.iter_mut().zip(data.chunks_exact(SLICE)) {
+                    buf.addr = slice.as_ptr().cast_mut().cast();
+                }
+                build::<N>(qp, complete, |qp| {
+                    call!(qp.wr_send);
+                    call!(qp.wr_set_inline_data_list, SLICES, list.as_ptr());
                 })
             }
             Request::Datagram => {
