@@ -149,6 +149,11 @@ impl AddressHandle {
         &self.pd
     }
 
+    /// The address that later requests carry.
+    pub(crate) fn address_mut(&mut self) -> &mut Address {
+        &mut self.address
+    }
+
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }

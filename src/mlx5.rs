@@ -8,6 +8,7 @@ mod attr;
 mod clock;
 pub mod devx;
 mod page;
+mod qp_path;
 mod raw_address;
 mod raw_cq;
 mod raw_qp;
@@ -22,6 +23,9 @@ pub use crate::sharing::var::{ExportSizes, ImportedVar, export_sizes};
 pub use attr::{ContextAttr, query_device};
 pub use clock::Clock;
 pub use page::DoorbellPage;
+pub use qp_path::{
+    LagPort, query_lag_port, set_ah_udp_source_port, set_lag_port, set_udp_source_port,
+};
 pub use raw_address::{address_vector, device_memory_address, pd_number};
 pub use raw_cq::RawCompletionQueue;
 pub use raw_qp::RawQueuePair;

@@ -144,6 +144,8 @@
 //! | `mlx5dv_devx_create_event_channel`, `mlx5dv_devx_destroy_event_channel`, `struct mlx5dv_devx_event_channel` | [`devx::DevxEvents`](crate::mlx5::devx::DevxEvents) |
 //! | `mlx5dv_devx_subscribe_devx_event`, `mlx5dv_devx_subscribe_devx_event_fd` | [`subscribe`](crate::mlx5::devx::DevxEvents::subscribe), [`subscribe_eventfd`](crate::mlx5::devx::DevxEvents::subscribe_eventfd) |
 //! | `mlx5dv_devx_get_event` | [`try_next`](crate::mlx5::devx::DevxEvents::try_next), [`wait`](crate::mlx5::devx::DevxEvents::wait) |
+//! | `mlx5dv_modify_qp_udp_sport`, and of an address handle | [`mlx5::set_udp_source_port`](crate::mlx5::set_udp_source_port), [`mlx5::set_ah_udp_source_port`](crate::mlx5::set_ah_udp_source_port) |
+//! | `mlx5dv_query_qp_lag_port`, `mlx5dv_modify_qp_lag_port` | [`mlx5::query_lag_port`](crate::mlx5::query_lag_port), [`mlx5::set_lag_port`](crate::mlx5::set_lag_port) |
 //! | `mlx5dv_alloc_var`, `mlx5dv_free_var` | [`mlx5::Var`](crate::mlx5::Var) |
 //! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |
 //! | `mlx5dv_var_unimport` | [`Imported::unimport`](crate::Imported::unimport) of an [`ImportedVar`](crate::mlx5::ImportedVar) |
@@ -163,7 +165,6 @@
 //! - `mlx5dv_qp_ex_from_ibv_qp_ex`: a queue pair has one type.
 //! - `mlx5dv_map_ah_to_qp`: an address handle needs no queue pair.
 //! - Not yet: `mlx5dv_reg_dmabuf_mr`, `mlx5dv_get_data_direct_sysfs_path` and `mlx5dv_devx_uar_export_dmabuf_fd`;
-//!   `mlx5dv_modify_qp_udp_sport`, `mlx5dv_modify_qp_lag_port` and `mlx5dv_query_qp_lag_port`;
 //!   `mlx5dv_devx_create_cmd_comp`, `mlx5dv_devx_destroy_cmd_comp`, `mlx5dv_devx_obj_query_async` and
 //!   `mlx5dv_devx_get_async_cmd_comp`; `mlx5dv_devx_obj_export`, `mlx5dv_devx_obj_import`, `mlx5dv_devx_obj_unimport`,
 //!   `mlx5dv_devx_umem_export`, `mlx5dv_devx_umem_import` and `mlx5dv_devx_umem_unimport`; `mlx5dv_create_mkey` and

@@ -189,6 +189,91 @@ fn a_capture_has_packets_both_ways() -> Result<()> {
     Ok(())
 }
 
+/// The UDP source ports of packets from one address to another, each once.
+fn udp_ports(capture: &[u8], addresses: [u8; 8]) -> std::collections::BTreeSet<u16> {
+    let found = capture.windows(10).filter(|window| window[..8] == addresses);
+    found.map(|window| u16::from_be_bytes([window[8], window[9]])).collect()
+}
+
+/// Of both queue pairs of a connection, and of datagrams.
+#[test]
+#[cfg_attr(miri, ignore = "it writes a file")]
+fn packets_leave_from_the_udp_ports_that_were_set() -> Result<()> {
+    use uverbs::mlx5::{set_ah_udp_source_port, set_udp_source_port};
+    use uverbs::{AddressVector, Destination, GlobalRoute, Qkey};
+    const TO_B: [u8; 8] = [10, 0, 0, 1, 10, 0, 0, 2];
+    const TO_A: [u8; 8] = [10, 0, 0, 2, 10, 0, 0, 1];
+    let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+    let (mut a, mut b) = couple(&fabric)?;
+    let path = std::env::temp_dir().join(format!("uverbs-ports-{}.pcap", std::process::id()));
+    let captured = |work: &mut dyn FnMut() -> Result<()>| -> Result<Vec<u8>> {
+        fabric.capture(std::fs::File::create_new(&path)?)?;
+        work()?;
+        let bytes = std::fs::read(&path);
+        std::fs::remove_file(&path)?;
+        Ok(bytes?)
+    };
+    let mut message = || -> Result<()> {
+        b.recv()?;
+        a.send()?;
+        b.spin(&mut 0, RECEIVED)?;
+        a.spin(&mut 0, SENT)
+    };
+    let before = captured(&mut message)?;
+    // The kernel's port, of both numbers: the same in both directions.
+    assert_eq!(udp_ports(&before, TO_B), udp_ports(&before, TO_A));
+    assert!(udp_ports(&before, TO_B).iter().all(|port| *port >= 0xc000));
+    set_udp_source_port(&a.qp, 0xd123)?;
+    let after = captured(&mut || {
+        b.recv()?;
+        a.send()?;
+        b.spin(&mut 0, RECEIVED)?;
+        a.spin(&mut 0, SENT)
+    })?;
+    assert_eq!(udp_ports(&after, TO_B), [0xd123].into());
+    assert_eq!(
+        udp_ports(&after, TO_A),
+        udp_ports(&before, TO_A),
+        "acknowledgements are the peer's"
+    );
+
+    let pd = a.qp.context().alloc_pd()?;
+    let mut ud =
+        pd.qp_builder(&a.cq, &a.cq, QpType::UD).max_send_wr(8).max_inline_data(8).build()?;
+    ud.endpoint(&a.qp.context().query_gid(1, 3)?).map(drop)?;
+    let qkey = Qkey(7);
+    for attr in [
+        uverbs::QpAttr::new().state(uverbs::QpState::INIT).port(1).pkey_index(0).qkey(qkey),
+        uverbs::QpAttr::new().state(uverbs::QpState::RTR),
+        uverbs::QpAttr::new().state(uverbs::QpState::RTS).sq_psn(uverbs::Psn(0)),
+    ] {
+        ud.modify(&attr)?;
+    }
+    let to = b.qp.context().query_gid(1, 3)?.gid;
+    let vector = AddressVector::global(1, 3, to);
+    let global = GlobalRoute { flow_label: 0xf_4321, ..vector.global.ok_or("a global path")? };
+    let mut ah = pd.create_ah(&AddressVector { global: Some(global), ..vector })?;
+    let peer = b.qp.qpn();
+    for port in [None, Some(0xd321)] {
+        if let Some(port) = port {
+            set_ah_udp_source_port(&mut ah, port)?;
+        }
+        let (queue, cq) = (&mut ud, &mut a.cq);
+        let seen = captured(&mut || {
+            let mut batch = queue.send_batch()?;
+            let to = Destination::new(&ah, peer, qkey);
+            batch.push(SendWr::send(&[]).inline(b"datagram").to(to).signaled())?;
+            // SAFETY: the request carries its data.
+            unsafe { batch.ring()? };
+            while cq.poll()?.next().is_none() {}
+            Ok(())
+        })?;
+        // As `rdma_flow_label_to_udp_sport` of the label.
+        assert_eq!(udp_ports(&seen, TO_B), [port.unwrap_or(0xc31c)].into());
+    }
+    Ok(())
+}
+
 #[test]
 fn jumbo_frames_on_both_ports_have_packets_of_4096_bytes() -> Result<()> {
     for (frames, mtu) in [([false, true], Mtu::MTU_1024), ([true, true], Mtu::MTU_4096)] {

@@ -99,7 +99,7 @@ fn route(macs: Macs, path: &Path) -> Option<Route> {
         vlan: path.vlan_tag(),
         source,
         destination,
-        source_port: 0xc000 | path.source_qpn as u16,
+        source_port: path.source_port,
         traffic_class: path.route.map_or(0, |route| route.tclass),
         hop_limit: path.route.map_or(64, |route| route.hop_limit),
     })

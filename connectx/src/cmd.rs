@@ -11,6 +11,7 @@ pub(crate) mod eq;
 pub(crate) mod flow_counter;
 pub(crate) mod flow_table;
 pub(crate) mod hca_cap;
+pub(crate) mod lag;
 pub mod mailbox;
 pub(crate) mod mcg;
 pub(crate) mod memic;

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::hca_cap::{
     atomic_caps, cmd_hca_cap as general, device_mem_cap, flow_table_nic_cap,
     flow_table_prop_layout, per_protocol_networking_offload_caps as ethernet, roce_cap,
     tlp_dev_emu_capabilities, virtio_emulation_cap,
 };
+use uverbs_uapi::mlx5::prm::{Bits, Field};
 
 use crate::bar0::{
     LOG_VAR_STRIDE, MEMIC_BYTES, MEMIC_OFFSET, TLP_OFFSET, TLP_PAGES, VAR_BYTES, VAR_OFFSET,
@@ -111,6 +111,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::atomic, options.atomics.into()),
         (general::ece_support, (!options.minimal).into()),
         (general::set_deth_sqpn, 1),
+        (general::rts2rts_qp_udp_sport, (ethernet && !options.minimal).into()),
         (general::block_lb_mc, 1),
         (general::qkv, 1),
         (general::pkey_table_size, 0),
@@ -136,6 +137,9 @@ fn general(options: &Options) -> Vec<u8> {
         (general::general_obj_types, OBJECT_VIRTIO_NET_Q),
         // Ports.
         (general::num_ports, 1),
+        (general::num_lag_ports, if options.minimal { 0 } else { 2 }),
+        (general::lag_tx_port_affinity, (!options.minimal).into()),
+        (general::rts2rts_lag_tx_port_affinity, (!options.minimal).into()),
         (general::port_type, ethernet.into()),
         (general::ib_virt, (!ethernet).into()),
         (general::gid_table_size, if ethernet { 0 } else { 1 }),
@@ -278,6 +282,12 @@ impl HcaCaps {
             add(FLOW_TABLE, flow_tables());
         }
         Self { groups }
+    }
+
+    /// A general capability, as the driver has set it.
+    pub(crate) fn general(&self, field: Field<general>) -> u64 {
+        let group = self.groups.get(&GENERAL);
+        group.map_or(0, |group| Bits::<general, _>::new(&group.current[..]).get(field))
     }
 
     /// Whether the driver asked for old values of atomics in host order.

@@ -50,6 +50,8 @@ pub(crate) struct Path {
     pub(crate) source_qpn: u32,
     /// Service level.
     pub(crate) sl: u8,
+    /// UDP source port of RoCE v2.
+    pub(crate) source_port: u16,
     /// Priority of a packet with a VLAN tag.
     pub(crate) priority: u8,
     /// The global route of a datagram.

@@ -423,6 +423,7 @@ mod tests {
             source_index: 0,
             source_qpn: 1,
             sl: 0,
+            source_port: 0xc000,
             priority: 0,
             route: None,
             source: Source::default(),

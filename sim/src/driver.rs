@@ -161,6 +161,8 @@ pub(crate) struct Driver {
     /// The pages of the driver's own queues.
     own_pages: Vec<Arc<Pages>>,
     next_opener: OpenerId,
+    /// Queue pairs that were given a port of the LAG.
+    lag_turns: u64,
 }
 
 /// A command's input, with the opcode.
@@ -210,6 +212,17 @@ fn errno_of(status: u8) -> Errno {
 }
 
 impl Driver {
+    /// The port of the LAG for the next queue pair, in turn: `get_tx_affinity_rr`. 0 without a LAG.
+    pub(crate) fn next_lag_port(&mut self) -> u64 {
+        match self.limits.lag_ports {
+            0 | 1 => 0,
+            ports => {
+                self.lag_turns += 1;
+                self.lag_turns % ports + 1
+            }
+        }
+    }
+
     /// Adds a function to the switch and brings it up.
     pub(crate) fn probe(
         switch: &mut Switch,
@@ -251,6 +264,7 @@ impl Driver {
             reserved: None,
             own_pages: Vec::new(),
             next_opener: 1,
+            lag_turns: 0,
         };
         if is_infiniband {
             let (lid, gid) = switch.function(function).device().infiniband_address();

@@ -40,5 +40,6 @@ mod umem;
 
 pub use command::{general_command, general_command_unchecked, query_eqn};
 pub use events::{DevxEvent, DevxEventData, DevxEvents};
+pub(super) use object::send_modify;
 pub use object::{DevxObject, DevxRef, DevxTarget, modify, query};
 pub use umem::{Umem, UmemBuilder};

@@ -7,6 +7,7 @@ mod cq;
 mod devx;
 pub(crate) mod dm;
 mod dmabuf;
+mod qp_path;
 mod raw;
 mod scatter;
 pub(crate) mod stress;
@@ -33,6 +34,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         devx::trials(),
         dm::trials(),
         dmabuf::trials(),
+        qp_path::trials(),
         raw::trials(),
         scatter::trials(),
         stress::trials(),

@@ -10,7 +10,7 @@ use uverbs_uapi::mlx5::prm::opcode::*;
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 
 use super::{
-    cq, domain, eq, flow_counter, flow_table, hca_cap, mcg, memic, mkey, pages, q_counter, qp,
+    cq, domain, eq, flow_counter, flow_table, hca_cap, lag, mcg, memic, mkey, pages, q_counter, qp,
     register, rq, rqt, sq, srq, tir, tis, uar, uctx, umem, vport,
 };
 use crate::command_error::{CommandError, refuse};
@@ -128,6 +128,7 @@ fn run(
             block.set_span(query_adapter_param_block::vsd_contd_psid, b"EMU0000000001\0\0\0");
             Ok(out.into_inner())
         }
+        QUERY_LAG => lag::query_lag(device),
         ACCESS_REG => register::access_register(device, input),
 
         ALLOC_UAR => uar::alloc_uar(device, uid),
@@ -198,6 +199,7 @@ fn run(
         DESTROY_RQ => rq::destroy_rq(device, uid, input),
         CREATE_TIS => tis::create_tis(device, uid, input),
         MODIFY_TIS => tis::modify_tis(device, uid, input),
+        QUERY_TIS => tis::query_tis(device, uid, input),
         DESTROY_TIS => tis::destroy_tis(device, uid, input),
         CREATE_TIR => tir::create_tir(device, uid, input),
         MODIFY_TIR => tir::modify_tir(device, uid, input),

@@ -1,5 +1,6 @@
 //! Commands of queue pairs, and their state transitions.
 
+use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::{
     ads, create_qp_in, create_qp_out, destroy_qp_in, qpc, query_qp_in, query_qp_out,
@@ -10,6 +11,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::fault::MessageFate;
+use crate::hca_caps::HcaCaps;
 use crate::object::in_flight::InFlight;
 use crate::object::qp::{Qp, QpState, Service, take_ece, tell_ece};
 use crate::object::receive_queue::{ReceiveQueue, WqType};
@@ -35,6 +37,7 @@ const OPTIONAL: &[(u64, &[Field<qpc>])] = &[
     (1 << 10, &[qpc::pm_state]),
     (1 << 12, &[qpc::retry_count]),
     (1 << 13, &[qpc::rnr_retry]),
+    (OPTIONAL_LAG_PORT, &[qpc::lag_tx_port_affinity]),
 ];
 
 const OPTIONAL_COUNTER_SET: u64 = 1 << 25;
@@ -42,6 +45,10 @@ const OPTIONAL_PKEY: u64 = 1 << 4;
 const OPTIONAL_PATH: u64 = 1 << 7;
 const OPTIONAL_ACK_TIMEOUT: u64 = 1 << 14;
 const OPTIONAL_PORT: u64 = 1 << 16;
+/// `MLX5_QPC_OPT_MASK_RTS2RTS_LAG_TX_PORT_AFFINITY`.
+const OPTIONAL_LAG_PORT: u64 = 1 << 15;
+/// Bit of `opt_param_mask_95_32`, `MLX5_QPC_OPT_MASK_32_UDP_SPORT`.
+const FURTHER_UDP_PORT: u64 = 1 << 2;
 
 /// Value of `deth_sqpn`: datagrams carry queue pair 1 as their source.
 const GENERAL_SERVICES: u64 = 1;
@@ -248,6 +255,7 @@ pub(crate) fn modify_qp(
     if op == opcode::INIT2RTR_QP && connected && !(1..=5).contains(&mtu) {
         return refuse!(BadParam, "path MTU code {mtu}, valid codes are 1 to 5");
     }
+    let further = check_ports(&device.caps, qp, op, &input)?;
     let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
     let has_late_pd = op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0;
     if has_late_pd {
@@ -269,6 +277,9 @@ pub(crate) fn modify_qp(
     }
     let qp = device.objects.qps.owned_mut(uid, number)?;
     merge(qp, op, &new, optional);
+    if further & FURTHER_UDP_PORT != 0 {
+        copy_path(qp, &new, |path, new| path.set(ads::udp_sport, new.get(ads::udp_sport)));
+    }
     qp.context.set(qpc::counter_set_id, counter_set.into());
     qp.set_state(to);
     match (op, input.get32(rst2init_qp_in::ece)) {
@@ -291,6 +302,38 @@ pub(crate) fn modify_qp(
         _ => {}
     }
     Ok(out.into_inner())
+}
+
+/// Checks the UDP source port and the port of a LAG that a transition sets; returns `opt_param_mask_95_32`.
+fn check_ports(
+    caps: &HcaCaps,
+    qp: &Qp,
+    op: u16,
+    input: &Bits<rst2init_qp_in, &[u8]>,
+) -> Result<u64, CommandError> {
+    let further = match op {
+        opcode::RTS2RTS_QP => input.get(rst2init_qp_in::opt_param_mask_95_32),
+        _ => 0,
+    };
+    if further & !FURTHER_UDP_PORT != 0 {
+        return refuse!(
+            BadParam,
+            "optional parameters {further:#x} of the second mask are not modelled"
+        );
+    }
+    let connected = matches!(qp.service, Service::Rc | Service::Uc);
+    let has_ports = caps.general(cmd_hca_cap::rts2rts_qp_udp_sport) != 0;
+    if further & FURTHER_UDP_PORT != 0 && !(connected && has_ports) {
+        return refuse!(BadParam, "a QP of service {:?} has no UDP source port", qp.service);
+    }
+    let sets_lag_port = op == opcode::RST2INIT_QP
+        || input.get(rst2init_qp_in::opt_param_mask) & OPTIONAL_LAG_PORT != 0;
+    let port = input.sub(rst2init_qp_in::qpc).get(qpc::lag_tx_port_affinity);
+    let ports = caps.general(cmd_hca_cap::num_lag_ports);
+    if sets_lag_port && port > ports {
+        return refuse!(BadParam, "port {port} of a LAG of {ports}");
+    }
+    Ok(further)
 }
 
 pub(crate) fn query_qp(
@@ -335,7 +378,7 @@ fn copy_path(
 fn merge(qp: &mut Qp, op: u16, new: &Bits<qpc, &[u8]>, optional: u64) {
     match op {
         opcode::RST2INIT_QP => {
-            copy(qp, new, &[qpc::pm_state, qpc::q_key]);
+            copy(qp, new, &[qpc::pm_state, qpc::q_key, qpc::lag_tx_port_affinity]);
             copy(qp, new, &[qpc::rre, qpc::rwe, qpc::rae, qpc::atomic_mode, qpc::deth_sqpn]);
             copy_path(qp, new, |path, new| {
                 path.set(ads::vhca_port_num, new.get(ads::vhca_port_num));

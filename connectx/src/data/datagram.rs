@@ -52,6 +52,8 @@ impl Device {
             source_index: vector.source,
             source_qpn: qpn,
             sl: vector.sl,
+            // On Ethernet this field of the address vector is the port.
+            source_port: vector.lid,
             // In an address vector the priority is in the upper bits of the service level.
             priority: vector.sl >> 1,
             route,

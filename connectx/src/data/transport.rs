@@ -102,6 +102,7 @@ impl Device {
             source_index: address.get(ads::src_addr_index) as u8,
             source_qpn,
             sl: address.get(ads::sl) as u8,
+            source_port: address.get(ads::udp_sport) as u16,
             priority: address.get(ads::eth_prio) as u8,
             route: None,
             source: Source::default(),

@@ -3,6 +3,8 @@
 /// A TIS.
 pub struct Tis {
     pub(crate) transport_domain: u32,
+    /// The port of a LAG that sends; 0 if any may.
+    pub(crate) lag_port: u64,
 }
 
 impl Tis {

@@ -27,6 +27,8 @@ pub(crate) struct Limits {
     pub(super) rd_atomic: u8,
     pub(crate) has_xrc: bool,
     pub(crate) has_atomics: bool,
+    /// Ports of a LAG, if the driver gives each queue pair one: `mlx5_ib_lag_should_assign_affinity`.
+    pub(crate) lag_ports: u64,
     /// Extended connection establishment.
     pub(crate) has_ece: bool,
 }
@@ -52,6 +54,10 @@ impl Limits {
             rd_atomic: count(caps.get(general::log_max_ra_res_qp).min(7)) as u8,
             has_xrc: caps.is_set(general::xrc),
             has_atomics: caps.is_set(general::atomic),
+            lag_ports: match caps.is_set(general::lag_tx_port_affinity) {
+                true => caps.get(general::num_lag_ports),
+                false => 0,
+            },
             has_ece: caps.is_set(general::ece_support),
         })
     }

@@ -577,7 +577,8 @@ fn change(kernel: &mut Kernel, call: &mut Call<'_>, new: ib_uverbs_modify_qp) ->
         raw.modify(driver, switch, op)?;
     } else {
         let ece = driver_part.ece_options;
-        let command = transition(number, op, kind, &attr, optional, ece);
+        let lag_port = if op == opcode::RST2INIT_QP { driver.next_lag_port() } else { 0 };
+        let command = transition(number, op, kind, &attr, optional, (ece, lag_port));
         let answer = driver.execute(switch, &command)?;
         response.ece_options = Bits::<rst2init_qp_out, _>::new(answer).get32(rst2init_qp_out::ece);
     }
@@ -628,6 +629,20 @@ fn merge(
     (attr, optional)
 }
 
+/// The UDP source port of a queue pair, as `rdma_get_udp_sport`: of its flow label, or of both its numbers.
+fn udp_source_port(flow_label: u32, local: u32, remote: u32) -> u16 {
+    const FIRST: u32 = 0xc000;
+    let label = match flow_label {
+        0 => {
+            let product = u64::from(local) * u64::from(remote);
+            let product = product ^ product >> 20;
+            (product ^ product >> 40) as u32
+        }
+        label => label,
+    };
+    (label & 0x3fff ^ label >> 14 & 0x3f | FIRST) as u16
+}
+
 /// The command of a transition.
 fn transition(
     number: u32,
@@ -635,7 +650,7 @@ fn transition(
     kind: Kind,
     attr: &ib_uverbs_modify_qp,
     optional: u64,
-    ece: u32,
+    (ece, lag_port): (u32, u64),
 ) -> Vec<u8> {
     let log = |count: u8| u64::from(count.checked_ilog2().unwrap_or(0));
     // As `set_qp_access_flags`: a responder without reads and atomics takes writes alone.
@@ -652,6 +667,7 @@ fn transition(
     command.set(rst2init_qp_in::ece, ece.into());
     let mut context = command.sub_mut(rst2init_qp_in::qpc);
     for (field, value) in [
+        (qpc::lag_tx_port_affinity, lag_port),
         (qpc::pm_state, 3),
         (qpc::rwe, granted(1)),
         (qpc::rre, granted(2)),
@@ -680,6 +696,7 @@ fn transition(
         (ads::vhca_port_num, 1),
         (ads::pkey_index, attr.pkey_index.into()),
         (ads::sl, attr.dest.sl.into()),
+        (ads::udp_sport, udp_source_port(attr.dest.flow_label, number, attr.dest_qp_num).into()),
     ] {
         path.set(field, value);
     }

@@ -282,11 +282,20 @@ pub unsafe fn modify(
     input: &[u8],
     output: &mut [u8],
 ) -> Result<()> {
-    const VERB: &str = "devx_obj_modify";
+    send_modify("devx_obj_modify", target, input, output)
+}
+
+/// As [`modify`], for a command of this library.
+pub(in crate::mlx5) fn send_modify(
+    verb: &'static str,
+    target: &(impl DevxTarget + ?Sized),
+    input: &[u8],
+    output: &mut [u8],
+) -> Result<()> {
     let (context, handle) = target.target();
     run(
-        file_of(VERB, &context)?,
-        VERB,
+        file_of(verb, &context)?,
+        verb,
         (MLX5_IB_OBJECT_DEVX_OBJ, uapi::MLX5_IB_METHOD_DEVX_OBJ_MODIFY),
         [uapi::MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_IN, uapi::MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_OUT],
         input,

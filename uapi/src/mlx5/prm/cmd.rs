@@ -42,6 +42,14 @@ super::layouts! {
         register_id: 0x50, 0x10;
         register_data: 0x80, 0x0 tail;
     }
+    query_lag_out[0x80] {
+        ctx: 0x40, 0x40 of lagc;
+    }
+    lagc[0x40] {
+        lag_state: 0x1d, 0x3;
+        tx_remap_affinity_2: 0x34, 0x4;
+        tx_remap_affinity_1: 0x3c, 0x4;
+    }
     query_special_contexts_out[0x100] {
         resd_lkey: 0x60, 0x20;
     }

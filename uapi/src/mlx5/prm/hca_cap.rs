@@ -21,6 +21,8 @@ super::layouts! {
         umr_extended_translation_offset: 0x118, 0x1;
         log_max_klm_list_size: 0x11a, 0x6;
         log_max_ra_req_qp: 0x14a, 0x6;
+        rts2rts_qp_udp_sport: 0x151, 0x1;
+        rts2rts_lag_tx_port_affinity: 0x152, 0x1;
         log_max_ra_res_qp: 0x15a, 0x6;
         gid_table_size: 0x170, 0x10;
         out_of_seq_cnt: 0x180, 0x1;
@@ -62,6 +64,8 @@ super::layouts! {
         log_pg_sz: 0x258, 0x8;
         bf: 0x260, 0x1;
         log_bf_reg_size: 0x26b, 0x5;
+        lag_tx_port_affinity: 0x278, 0x1;
+        num_lag_ports: 0x27c, 0x4;
         max_wqe_sz_sq: 0x290, 0x10;
         max_wqe_sz_rq: 0x2b0, 0x10;
         max_flow_counter_31_16: 0x2c0, 0x10;

@@ -7,6 +7,7 @@ use super::Field;
 super::layouts! {
     qpc[0x740] {
         state: 0x0, 0x4;
+        lag_tx_port_affinity: 0x4, 0x4;
         st: 0x8, 0x8;
         pm_state: 0x13, 0x2;
         wq_signature: 0x20, 0x1;
@@ -100,6 +101,12 @@ super::layouts! {
         qpn: 0x48, 0x18;
         multicast_gid: 0x80, 0x80 bytes;
     }
+}
+
+/// The second part of the mask of optional parameters, in RTS2RTS_QP and others. The kernel does not use it.
+#[allow(missing_docs, non_upper_case_globals, reason = "the names of the device's manual")]
+impl rst2init_qp_in {
+    pub const opt_param_mask_95_32: Field<Self> = Field::new(0x840, 0x40);
 }
 
 /// The umem of the doorbell record. The kernel's description leaves the field out, because only user contexts use it.

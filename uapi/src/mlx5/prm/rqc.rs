@@ -27,6 +27,7 @@ super::layouts! {
     }
     tisc[0x500] {
         tls_en: 0x1, 0x1;
+        lag_tx_port_affinity: 0x4, 0x4;
         transport_domain: 0x128, 0x18;
     }
     tirc[0x780] {
@@ -90,6 +91,13 @@ super::layouts! {
     modify_tis_in[0x600] {
         tisn: 0x48, 0x18;
         bitmask: 0x80, 0x40;
+        ctx: 0x100, 0x500 of tisc;
+    }
+    query_tis_in[0x80] {
+        tisn: 0x48, 0x18;
+    }
+    query_tis_out[0x580] {
+        tis_context: 0x80, 0x500 of tisc;
     }
     create_tir_in[0x880] {
         ctx: 0x100, 0x780 of tirc;

@@ -1,0 +1,173 @@
+//! The UDP source port of a queue pair and of an address handle, and the port of a LAG that a queue pair sends from. That
+//! packets have the port is shown by a capture, in `tests/fabric.rs`.
+
+use crate::capability::Capability;
+use crate::pair::{Config, Pair, QKEY, Side};
+use crate::testbed::link_of;
+use crate::verdict::{Verdict, require, trials};
+use uverbs::mlx5::{self, devx};
+use uverbs::{Destination, Errno, LinkLayer, QpType, SendWr, WcOpcode};
+use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
+use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
+use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_out};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
+
+trials![
+    queue_pair_gets_another_udp_port,
+    udp_port_is_of_connected_queue_pairs_that_send,
+    address_handle_gets_another_udp_port,
+    lag_port_is_another_from_queue_pair_to_queue_pair,
+    lag_port_is_changed,
+    lag_port_that_does_not_exist_is_refused,
+];
+
+const PORT: u16 = 0xd123;
+
+/// A general capability of the device.
+fn capability(side: &Side, field: Field<cmd_hca_cap>) -> Verdict<u64> {
+    let mut command = [0; 16];
+    command[..2].copy_from_slice(&opcode::QUERY_HCA_CAP.to_be_bytes());
+    command[7] = 1;
+    let mut output = vec![0; query_hca_cap_out::SIZE];
+    devx::general_command(&side.context, &command, &mut output)?;
+    let output = Bits::<query_hca_cap_out, _>::new(output);
+    Ok(Bits::<cmd_hca_cap, _>::new(output.span(query_hca_cap_out::capability)).get(field))
+}
+
+fn pair(config: Config) -> Verdict<Pair> {
+    super::open()?;
+    let pair = Pair::new(config)?;
+    let devx = mlx5::query_device(&pair.a.context)?.devx();
+    require(devx == Some(true), Capability::Mlx5, "the context has no DEVX")?;
+    Ok(pair)
+}
+
+fn has_udp_ports(side: &Side) -> Verdict<bool> {
+    let ethernet = link_of(&side.context)?.layer == LinkLayer::ETHERNET;
+    Ok(ethernet && capability(side, cmd_hca_cap::rts2rts_qp_udp_sport)? != 0)
+}
+
+fn has_lag(side: &Side) -> Verdict<bool> {
+    Ok(capability(side, cmd_hca_cap::num_lag_ports)? > 1)
+}
+
+/// The UDP source port in the device's context of the queue pair.
+fn udp_port(side: &Side) -> Verdict<u64> {
+    let mut command = [0; 16];
+    command[..2].copy_from_slice(&opcode::QUERY_QP.to_be_bytes());
+    command[8..12].copy_from_slice(&side.qp.qpn().0.to_be_bytes());
+    let mut output = vec![0; query_qp_out::SIZE];
+    devx::query(&*side.qp, &command, &mut output)?;
+    let output = Bits::<query_qp_out, _>::new(output);
+    Ok(output.sub(query_qp_out::qpc).sub(qpc::primary_address_path).get(ads::udp_sport))
+}
+
+fn queue_pair_gets_another_udp_port() -> Verdict {
+    for config in [Config::rc(), Config::uc()] {
+        let mut pair = pair(config)?;
+        if !has_udp_ports(&pair.a)? {
+            let refused = mlx5::set_udp_source_port(&pair.a.qp, PORT).unwrap_err();
+            assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+            return Ok(());
+        }
+        let first = udp_port(&pair.a)?;
+        assert!(first >= 0xc000, "the kernel's port {first:#x}");
+        pair.message(1, 1000)?;
+        mlx5::set_udp_source_port(&pair.a.qp, PORT)?;
+        assert_eq!(udp_port(&pair.a)?, PORT.into());
+        assert_ne!(udp_port(&pair.b)?, u64::from(PORT), "the peer's");
+        pair.message(2, 1000)?;
+        std::mem::swap(&mut pair.a, &mut pair.b);
+        pair.message(3, 1000)?;
+    }
+    Ok(())
+}
+
+fn udp_port_is_of_connected_queue_pairs_that_send() -> Verdict {
+    let datagrams = pair(Config::ud())?;
+    let early = Pair::unconnected(Config::rc())?;
+    for (side, why) in [(&datagrams.a, "type UD"), (&early.a, "RESET")] {
+        let refused = mlx5::set_udp_source_port(&side.qp, PORT).unwrap_err();
+        assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
+    Ok(())
+}
+
+fn address_handle_gets_another_udp_port() -> Verdict {
+    let Pair { mut a, mut b, .. } = pair(Config::ud())?;
+    let mut ah = a.pd.create_ah(&b.address().vector(&a))?;
+    let vector = mlx5::address_vector(&ah)?;
+    let set = mlx5::set_ah_udp_source_port(&mut ah, PORT);
+    if link_of(&a.context)?.layer != LinkLayer::ETHERNET {
+        assert_eq!(set.unwrap_err().errno(), Errno::INVAL);
+        assert_eq!(mlx5::address_vector(&ah)?, vector);
+        return Ok(());
+    }
+    set?;
+    let mut changed = vector;
+    changed[14..16].copy_from_slice(&PORT.to_be_bytes());
+    assert_eq!(mlx5::address_vector(&ah)?, changed);
+    b.recv(1, 0..140)?;
+    a.fill(0..100, 7);
+    let sges = [a.sge(0..100)];
+    a.send(SendWr::send(&sges).to(Destination::new(&ah, b.qp.qpn(), QKEY)))?;
+    assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len, 140);
+    b.check(40..140, 7);
+    Ok(())
+}
+
+fn lag_port_is_another_from_queue_pair_to_queue_pair() -> Verdict {
+    let one = pair(Config::rc())?;
+    let port = mlx5::query_lag_port(&one.a.qp);
+    if !has_lag(&one.a)? {
+        assert_eq!(port.unwrap_err().errno(), Errno::OPNOTSUPP);
+        return Ok(());
+    }
+    // The driver deals them out in turn, to each context or to all.
+    let first = port?;
+    let mut seen = vec![first.configured];
+    for _ in 0..4 {
+        let context = one.a.context.clone();
+        let mut further = Pair::on(context, crate::env::open()?, Config::rc())?;
+        further.connect()?;
+        for qp in [&further.a.qp, &further.b.qp] {
+            let port = mlx5::query_lag_port(qp)?;
+            assert_eq!(port.configured, port.active);
+            seen.push(port.configured);
+        }
+    }
+    assert!(seen.contains(&1) && seen.contains(&2), "{seen:?}");
+    Ok(())
+}
+
+fn lag_port_is_changed() -> Verdict {
+    for config in [Config::rc(), Config::uc(), Config::ud()] {
+        let mut pair = pair(config)?;
+        if !has_lag(&pair.a)? {
+            let refused = mlx5::set_lag_port(&pair.a.qp, 1).unwrap_err();
+            assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+            return Ok(());
+        }
+        for (seed, port) in [1, 2, 2, 1].into_iter().enumerate() {
+            mlx5::set_lag_port(&pair.a.qp, port)?;
+            let found = mlx5::query_lag_port(&pair.a.qp)?;
+            assert_eq!((found.configured, found.active), (port, port));
+            pair.message(seed as u64, 500)?;
+        }
+    }
+    Ok(())
+}
+
+fn lag_port_that_does_not_exist_is_refused() -> Verdict {
+    let good = pair(Config::rc())?;
+    require(has_lag(&good.a)?, Capability::Mlx5, "the ports form no LAG")?;
+    for port in [0, 3, 16, u32::MAX] {
+        let refused = mlx5::set_lag_port(&good.a.qp, port).unwrap_err();
+        assert_eq!(refused.errno(), Errno::INVAL, "{refused}");
+    }
+    let early = Pair::unconnected(Config::of(QpType::RC))?;
+    let refused = mlx5::set_lag_port(&early.a.qp, 1).unwrap_err();
+    assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+    Ok(())
+}
