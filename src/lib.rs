@@ -206,7 +206,7 @@ pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, 
 pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes, Unowned};
 pub use mr::{
     Advice, AnyMemoryRegion, ExchangeError, Exchanged, HostMemory, MemoryRegion, MrBuilder,
-    OnDemandRange, OnDevice, Rereg,
+    NullRegion, OnDemandRange, OnDevice, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};

@@ -2,7 +2,7 @@
 //!
 //! [`register`] registers memory of this process and dma-bufs, [`device`] registers memory on the device.
 //! [`memory`] reads and writes a region, [`range`] checks ranges of it, [`rereg`] changes it, [`advise`]
-//! prefetches its pages, [`any`] is a region of any memory, [`query`] asks the kernel about it, and
+//! prefetches its pages, [`null`] is the region of no memory, [`any`] is a region of any memory, [`query`] asks the kernel about it, and
 //! [`sharing`](crate::sharing) shares it with other processes. Pairs with
 //! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
 
@@ -11,6 +11,7 @@ mod any;
 mod device;
 mod mapped;
 mod memory;
+mod null;
 mod query;
 mod range;
 mod register;
@@ -22,6 +23,7 @@ pub use advise::{Advice, OnDemandRange};
 pub use any::AnyMemoryRegion;
 pub use device::OnDevice;
 pub use memory::HostMemory;
+pub use null::NullRegion;
 pub(crate) use query::RegionInfo;
 pub(crate) use range::resolve;
 pub use register::MrBuilder;

@@ -45,6 +45,7 @@
 //! | `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `IBV_ACCESS_*` | [`ProtectionDomain::mr_builder`](crate::ProtectionDomain::mr_builder) |
 //! | `ibv_reg_mr` of all memory (implicit ODP) | [`MrBuilder::register_address_space`](crate::MrBuilder::register_address_space) |
 //! | `ibv_reg_dmabuf_mr` | [`register_dmabuf`](crate::MrBuilder::register_dmabuf) |
+//! | `ibv_alloc_null_mr` | [`ProtectionDomain::alloc_null_mr`](crate::ProtectionDomain::alloc_null_mr) |
 //! | `ibv_reg_dm_mr` | [`register_dm`](crate::MrBuilder::register_dm) |
 //! | `ibv_rereg_mr` | [`MemoryRegion::rereg`](crate::MemoryRegion::rereg); other memory: [`exchange`](crate::MemoryRegion::exchange) |
 //! | `ibv_dereg_mr` | [`MemoryRegion::destroy`](crate::MemoryRegion::destroy), which gives the memory back |
@@ -156,7 +157,7 @@
 //! ## Not here
 //!
 //! Of libibverbs: work queues and indirection tables (`ibv_create_wq`), counter objects, flow actions, tag matching, TSO,
-//! null regions, DMA handles and completion counters.
+//! DMA handles and completion counters.
 //!
 //! Of the functions of libmlx5 as of rdma-core 65:
 //!

@@ -96,6 +96,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_pg_sz, 12),
         (general::fixed_buffer_size, 1),
         (general::umr_extended_translation_offset, 1),
+        (general::dump_fill_mkey, (!options.minimal).into()),
         (general::imaicl, 1),
         (general::device_memory, 1),
         (general::umr_modify_entity_size_disabled, options.minimal.into()),

@@ -91,6 +91,8 @@ capabilities! {
     Mw2 = "mw2";
     /// Devices in several network namespaces.
     Netns = "netns";
+    /// A key of no memory.
+    NullMr = "null_mr";
     /// Memory that is paged on demand.
     Odp = "odp";
     /// A whole address space that is paged on demand.

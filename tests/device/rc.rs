@@ -4,7 +4,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::pair::{Config, Pair};
-use crate::verdict::{Verdict, require, trials};
+use crate::verdict::{Verdict, require, supported, trials};
 use std::time::{Duration, Instant};
 use uverbs::{
     Access, DeviceCaps, Errno, FlushLevel, MemoryRegion, Notify, Placement, PostError, QpType,
@@ -24,6 +24,7 @@ trials![
     write_with_immediate_completes_a_receive,
     reads_fetch_the_peers_memory,
     read_data_is_scattered,
+    null_region_swallows_data_and_reads_as_zeros,
     empty_messages_arrive,
     unsignaled_sends_do_not_complete,
     signal_all_completes_every_send,
@@ -127,6 +128,46 @@ fn inline_data_of_several_slices_arrives() -> Verdict {
     let parts = [&[0; 250][..]; 4];
     let refused = a.qp.send_batch()?.push(SendWr::send(&[]).inline_list(&parts));
     assert!(matches!(refused, Err(PostError::InlineTooLong { .. })), "{refused:?}");
+    Ok(())
+}
+
+fn null_region_swallows_data_and_reads_as_zeros() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    let null = supported(b.pd.alloc_null_mr(), Capability::NullMr)?;
+    let (one, two) = (a.pd.alloc_null_mr()?, null);
+    a.fill(0..1000, 3);
+    b.poison(0..1000);
+    // The middle of a message goes nowhere.
+    let to = [b.sge(0..100), two.sge(800), b.sge(900..1000)];
+    b.recv_into(1, &to)?;
+    let sges = [a.sge(0..1000)];
+    a.send(SendWr::send(&sges).id(2).signaled())?;
+    a.expect(2, WcOpcode::SEND)?;
+    assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len, 1000);
+    let sent = crate::pattern::bytes(3, 1000);
+    let poison = crate::pattern::bytes(crate::pattern::POISON, 1000);
+    assert_eq!([b.read(0..100), b.read(900..1000)], [&sent[..100], &sent[900..]]);
+    assert!(b.read(100..900) == poison[100..900], "bytes that no entry names were written");
+    // Zeros are sent, by one request and by many packets.
+    for length in [1, 500, 5000] {
+        b.poison(0..length + 8);
+        b.recv(3, 0..length + 8)?;
+        let sges = [one.sge(length as u32), a.sge(0..8)];
+        a.send(SendWr::send(&sges).id(4).signaled())?;
+        a.expect(4, WcOpcode::SEND)?;
+        b.expect(3, WcOpcode::RECV)?;
+        assert_eq!(b.read(0..length), vec![0; length]);
+        assert_eq!(b.read(length..length + 8), a.read(0..8));
+    }
+    // What a read returns goes nowhere.
+    let sges = [one.sge(700)];
+    a.send(SendWr::read(b.remote(0), &sges).id(5).signaled())?;
+    a.expect(5, WcOpcode::READ)?;
+    // A peer cannot name it.
+    let remote = uverbs::Remote { addr: 0, rkey: uverbs::Rkey(two.lkey().0) };
+    let sges = [a.sge(0..8)];
+    a.send(SendWr::write(remote, &sges).id(6).signaled())?;
+    assert_eq!(a.wait()?.status, WcStatus::REM_ACCESS_ERR);
     Ok(())
 }
 

@@ -153,6 +153,7 @@ fn run(
         CREATE_MKEY => mkey::create_mkey(device, uid, input),
         DESTROY_MKEY => mkey::destroy_mkey(device, uid, input),
         QUERY_MKEY => mkey::query_mkey(device, uid, input),
+        QUERY_SPECIAL_CONTEXTS => Ok(mkey::query_special_contexts()),
         ALLOC_MEMIC => memic::alloc_memic(device, input),
         DEALLOC_MEMIC => memic::dealloc_memic(device, input),
         CREATE_EQ => eq::create_eq(device, input),

@@ -1,5 +1,6 @@
 //! Commands of memory keys.
 
+use uverbs_uapi::mlx5::prm::cmd::query_special_contexts_out;
 use uverbs_uapi::mlx5::prm::mkc::{
     create_mkey_in, create_mkey_out, destroy_mkey_in, mkc, query_mkey_in, query_mkey_out,
 };
@@ -7,11 +8,19 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::object::mkey::{DEVICE_MEMORY, KLMS, KSM, Mkey, PAGES, PHYSICAL};
+use crate::object::mkey::{DEVICE_MEMORY, DUMP_FILL, KLMS, KSM, Mkey, PAGES, PHYSICAL};
 use crate::object::table::{KERNEL, SHARED};
 
 /// The most bytes of all translation lists together.
 const MAX_LISTS: usize = 2 << 30;
+
+/// The mkeys that exist without a command.
+pub(crate) fn query_special_contexts() -> Vec<u8> {
+    let mut out =
+        Bits::<query_special_contexts_out, _>::new(vec![0; query_special_contexts_out::SIZE]);
+    out.set(query_special_contexts_out::dump_fill_mkey, DUMP_FILL.into());
+    out.into_inner()
+}
 
 pub(crate) fn create_mkey(
     device: &mut Device,

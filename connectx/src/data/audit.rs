@@ -150,7 +150,7 @@ impl Device {
             let _ = self.objects.resolve(read, |ranges| {
                 found.extend(ranges.iter().filter_map(|range| match range.address {
                     DmaAddress::Guest(address) => Some((address, range.len as u64)),
-                    DmaAddress::Bar(_) => None,
+                    DmaAddress::Bar(_) | DmaAddress::Nowhere => None,
                 }));
                 Ok(())
             });

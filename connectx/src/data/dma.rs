@@ -78,12 +78,17 @@ impl Device {
                 self.bar.read(offset, to);
                 Ok(())
             }
+            DmaAddress::Nowhere => {
+                to.fill(0);
+                Ok(())
+            }
         }
     }
 
     fn write_range(&self, range: DmaRange, from: Payload<'_>) -> Result<(), String> {
         let address = match (range.address, from) {
             (DmaAddress::Guest(address), _) => address,
+            (DmaAddress::Nowhere, _) => return Ok(()),
             (DmaAddress::Bar(offset), Payload::Bytes(from)) if self.bar.write(offset, from) => {
                 return Ok(());
             }
@@ -206,7 +211,7 @@ impl Device {
     pub(crate) fn locate(&self, access: Access, len: usize) -> Option<InPlace> {
         let guest = |range: &DmaRange| match range.address {
             DmaAddress::Guest(address) => Some((address, range.len)),
-            DmaAddress::Bar(_) => None,
+            DmaAddress::Bar(_) | DmaAddress::Nowhere => None,
         };
         let in_place = self.objects.resolve(access, |ranges| {
             let ranges = match ranges {
@@ -345,6 +350,7 @@ impl Device {
                 .bar
                 .update(offset, len, swapped)
                 .ok_or_else(|| format!("no word of device memory at {offset:#x}")),
+            DmaAddress::Nowhere => Ok(0),
         };
         old.map(native)
     }

@@ -16,6 +16,9 @@ pub const CACHED_MKEY: &str = "cached mkey";
 
 /// `qpn` of an mkey that is not bound to a queue pair.
 const ANY_QP: u64 = 0xff_ffff;
+/// The mkey of no memory: reads find zeros, and writes go nowhere. `dump_fill_mkey` of QUERY_SPECIAL_CONTEXTS; it is behind
+/// the numbers of all others.
+pub(crate) const DUMP_FILL: u32 = 0xffff_fe00;
 /// The deepest nesting of mkey lists.
 const MAX_DEPTH: u32 = 4;
 /// The most address ranges of one access.
@@ -68,6 +71,8 @@ pub(crate) enum DmaAddress {
     Guest(u64),
     /// Offset in BAR0.
     Bar(u64),
+    /// No memory.
+    Nowhere,
 }
 
 /// A contiguous range of memory.
@@ -199,6 +204,9 @@ impl Objects {
         let Access { key, pd, qpn, right, address, len } = access;
         if depth > MAX_DEPTH {
             return Err(format!("mkey {key:#x} is nested deeper than {MAX_DEPTH}"));
+        }
+        if key == DUMP_FILL {
+            return to.nowhere(right, len);
         }
         let mkey = self.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
         let context = &mkey.context;
@@ -347,6 +355,16 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
+    /// An access by the mkey of no memory, which peers do not have.
+    fn nowhere(&mut self, right: AccessRight, len: u64) -> Result<(), String> {
+        if !matches!(right, AccessRight::LocalRead | AccessRight::LocalWrite) {
+            return Err(format!("the mkey of no memory does not allow {right:?}"));
+        }
+        let len = usize::try_from(len).map_err(|_| "the length is too long".to_string())?;
+        self.ranges.push(DmaRange { address: DmaAddress::Nowhere, len });
+        Ok(())
+    }
+
     /// Charges `count` entries of a list. Nested lists could otherwise keep the device busy for ever.
     fn step(&mut self, key: u32, count: usize) -> Result<(), String> {
         match self.cost.add_steps(count as u64) {

@@ -131,6 +131,8 @@ fn driver_response(limits: Limits) -> mlx5_ib_alloc_ucontext_resp {
     let mut valid = Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET
         | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS;
     valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE, limits.has_ece);
+    let dump_fill = limits.dump_fill;
+    valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY, dump_fill.is_some());
     mlx5_ib_alloc_ucontext_resp {
         qp_tab_size: limits.qps,
         cache_line_size: 64,
@@ -151,6 +153,7 @@ fn driver_response(limits: Limits) -> mlx5_ib_alloc_ucontext_resp {
         cmds_supp_uhw: 3,
         log_uar_size: 12,
         num_uars_per_page: (rustix::param::page_size() / crate::memory::PAGE) as u32,
+        dump_fill_mkey: dump_fill.unwrap_or(0),
         // None: WQEs of raw packets carry no header inline.
         eth_min_inline: 1,
         ..Default::default()

@@ -5,7 +5,7 @@
 use crate::call::Result;
 use crate::driver::Driver;
 use uverbs_connectx::fabric::Fabric as Switch;
-use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
+use uverbs_uapi::mlx5::prm::cmd::{query_hca_cap_out, query_special_contexts_out};
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap as general;
 use uverbs_uapi::mlx5::prm::{Bits, opcode};
 
@@ -25,6 +25,8 @@ pub(crate) struct Limits {
     pub(super) cqes: u32,
     /// Reads and atomics in flight.
     pub(super) rd_atomic: u8,
+    /// The key of no memory: `mlx5_cmd_query_special_mkeys`.
+    pub(super) dump_fill: Option<u32>,
     pub(crate) has_xrc: bool,
     pub(crate) has_atomics: bool,
     /// Ports of a LAG, if the driver gives each queue pair one: `mlx5_ib_lag_should_assign_affinity`.
@@ -52,6 +54,10 @@ impl Limits {
             srq_wr: count(caps.get(general::log_max_srq_sz)) - 1,
             cqes: count(caps.get(general::log_max_cq_sz)) - 1,
             rd_atomic: count(caps.get(general::log_max_ra_res_qp).min(7)) as u8,
+            dump_fill: match caps.is_set(general::dump_fill_mkey) {
+                true => Some(dump_fill(driver, switch)?),
+                false => None,
+            },
             has_xrc: caps.is_set(general::xrc),
             has_atomics: caps.is_set(general::atomic),
             lag_ports: match caps.is_set(general::lag_tx_port_affinity) {
@@ -61,4 +67,11 @@ impl Limits {
             has_ece: caps.is_set(general::ece_support),
         })
     }
+}
+
+fn dump_fill(driver: &Driver, switch: &mut Switch) -> Result<u32> {
+    let [high, low] = opcode::QUERY_SPECIAL_CONTEXTS.to_be_bytes();
+    let command = [high, low, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let answer = Bits::<query_special_contexts_out, _>::new(driver.execute(switch, &command)?);
+    Ok(answer.get32(query_special_contexts_out::dump_fill_mkey))
 }

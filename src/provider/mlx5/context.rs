@@ -9,6 +9,7 @@ use super::wqe::LONGEST;
 use super::wr_ids::WQE_INDICES;
 use crate::error::{Error, Result};
 use crate::memory::wqe_segment::SEGMENT;
+use crate::number::Lkey;
 use crate::provider::{self, Provider, RdAtomic};
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
@@ -147,6 +148,8 @@ pub(crate) struct Limits {
     pub(crate) clock_offset: Option<u64>,
     /// The versions of the clock info page that the kernel has, a bit each.
     pub(crate) clock_info_versions: u8,
+    /// The key of the null region, if the device has one.
+    pub(crate) null_lkey: Option<Lkey>,
     /// Whether timestamps can be of a clock that counts nanoseconds.
     pub(crate) real_time: bool,
     /// Whether the context may send commands to the firmware (DEVX); `None` for an imported context.
@@ -212,6 +215,7 @@ impl Limits {
             )
             .then_some(resp.hca_core_clock_offset),
             clock_info_versions: resp.clock_info_versions,
+            null_lkey: has(mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY).then_some(Lkey(resp.dump_fill_mkey)),
             real_time: has(
                 mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS,
             ),

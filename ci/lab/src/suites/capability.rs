@@ -190,6 +190,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Probed(btf("rdma_rxe", "rxe_odp_mr_init_user"), Series(6, 15)),
         Has::Never,
     ),
+    // A key of no memory.
+    ("null_mr", DecidedBy::Device, Has::Never, Has::Always),
     ("odp_implicit", DecidedBy::Device, Has::Never, Has::Never),
     (
         "advise_mr",

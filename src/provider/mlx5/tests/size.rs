@@ -24,6 +24,7 @@ const LIMITS: Limits = Limits {
     ece: false,
     clock_offset: None,
     clock_info_versions: 0,
+    null_lkey: None,
     real_time: false,
     devx: None,
 };

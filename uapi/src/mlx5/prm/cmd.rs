@@ -51,6 +51,7 @@ super::layouts! {
         tx_remap_affinity_1: 0x3c, 0x4;
     }
     query_special_contexts_out[0x100] {
+        dump_fill_mkey: 0x40, 0x20;
         resd_lkey: 0x60, 0x20;
     }
 }

@@ -14,6 +14,7 @@ super::layouts! {
         log_max_cq: 0xdb, 0x5;
         log_max_eq_sz: 0xe0, 0x8;
         log_max_mkey: 0xea, 0x6;
+        dump_fill_mkey: 0xf8, 0x1;
         log_max_eq: 0xfc, 0x4;
         max_indirection: 0x100, 0x8;
         fixed_buffer_size: 0x108, 0x1;
