@@ -2,6 +2,8 @@
 //!
 //! Pairs with `MLX5_CAP_*` of mlx5_core and mlx5_ib.
 
+use super::Field;
+
 super::layouts! {
     cmd_hca_cap[0x800] {
         log_max_srq_sz: 0x80, 0x8;
@@ -22,8 +24,6 @@ super::layouts! {
         umr_extended_translation_offset: 0x118, 0x1;
         log_max_klm_list_size: 0x11a, 0x6;
         log_max_ra_req_qp: 0x14a, 0x6;
-        rts2rts_qp_udp_sport: 0x151, 0x1;
-        rts2rts_lag_tx_port_affinity: 0x152, 0x1;
         log_max_ra_res_qp: 0x15a, 0x6;
         gid_table_size: 0x170, 0x10;
         out_of_seq_cnt: 0x180, 0x1;
@@ -165,4 +165,11 @@ super::layouts! {
         tlp_rsp_gw_num_pages: 0x10c, 0x4;
         tlp_rsp_gw_pages_bar_offset: 0x1c0, 0x40;
     }
+}
+
+/// Capabilities of commands that only user contexts send. The kernel's description leaves them out.
+#[allow(missing_docs, non_upper_case_globals, reason = "the names of the device's manual")]
+impl cmd_hca_cap {
+    pub const rts2rts_qp_udp_sport: Field<Self> = Field::new(0x151, 0x1);
+    pub const rts2rts_lag_tx_port_affinity: Field<Self> = Field::new(0x152, 0x1);
 }
