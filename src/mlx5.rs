@@ -6,6 +6,7 @@
 
 mod attr;
 mod clock;
+mod data_direct;
 pub mod devx;
 mod page;
 mod qp_path;
@@ -22,6 +23,7 @@ pub use crate::memory::queue_layout::{
 pub use crate::sharing::var::{ExportSizes, ImportedVar, export_sizes};
 pub use attr::{ContextAttr, query_device};
 pub use clock::Clock;
+pub use data_direct::data_direct_path;
 pub use page::DoorbellPage;
 pub use qp_path::{
     LagPort, query_lag_port, set_ah_udp_source_port, set_lag_port, set_udp_source_port,

@@ -29,7 +29,7 @@
 //! | `ibv_query_gid_table` | [`Context::gid_table`](crate::Context::gid_table); [`default_gid`](crate::Context::default_gid) chooses |
 //! | `ibv_query_pkey` | [`Context::query_pkey`](crate::Context::query_pkey) |
 //! | `ibv_fork_init`, `ibv_is_fork_initialized` | not needed; [`System::copy_on_fork`](crate::device::System::copy_on_fork) tells |
-//! | `ibv_query_rt_values_ex`, `mlx5dv_get_clock_info`, `mlx5dv_ts_to_ns` | [`mlx5::Clock`](crate::mlx5::Clock) |
+//! | `ibv_query_rt_values_ex`, `mlx5dv_get_clock_info`, `mlx5dv_ts_to_ns` | [`mlx5::Clock`](crate::mlx5::Clock), whose [`system_time`](crate::mlx5::Clock::system_time) is a time of day |
 //! | `ibv_wc_status_str`, `ibv_event_type_str`, `ibv_node_type_str`, `ibv_port_state_str` | `Display` of [`WcStatus`](crate::WcStatus), [`EventType`](crate::EventType), [`NodeType`](crate::device::NodeType), [`PortState`](crate::PortState) |
 //!
 //! ## Protection domains and memory
@@ -147,10 +147,11 @@
 //! | `mlx5dv_devx_get_event` | [`try_next`](crate::mlx5::devx::DevxEvents::try_next), [`wait`](crate::mlx5::devx::DevxEvents::wait) |
 //! | `mlx5dv_modify_qp_udp_sport`, and of an address handle | [`mlx5::set_udp_source_port`](crate::mlx5::set_udp_source_port), [`mlx5::set_ah_udp_source_port`](crate::mlx5::set_ah_udp_source_port) |
 //! | `mlx5dv_query_qp_lag_port`, `mlx5dv_modify_qp_lag_port` | [`mlx5::query_lag_port`](crate::mlx5::query_lag_port), [`mlx5::set_lag_port`](crate::mlx5::set_lag_port) |
+//! | `mlx5dv_reg_dmabuf_mr`, `mlx5dv_get_data_direct_sysfs_path` | [`MrBuilder::data_direct`](crate::MrBuilder::data_direct), [`mlx5::data_direct_path`](crate::mlx5::data_direct_path) |
 //! | `mlx5dv_alloc_var`, `mlx5dv_free_var` | [`mlx5::Var`](crate::mlx5::Var) |
 //! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |
 //! | `mlx5dv_var_unimport` | [`Imported::unimport`](crate::Imported::unimport) of an [`ImportedVar`](crate::mlx5::ImportedVar) |
-//! | `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` | [`QpBuilder::scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe) |
+//! | `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`, and without `MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE` | [`QpBuilder::scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe), [`scatter_received_to_cqe`](crate::QpBuilder::scatter_received_to_cqe); nothing is scattered unless asked for |
 //! | `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN` | [`RawCompletionQueue::ignoring_overrun`](crate::mlx5::RawCompletionQueue::ignoring_overrun) |
 //! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
 //!
@@ -165,7 +166,7 @@
 //!   wherever the kernel grants it, and a [`Device`](crate::Device) names its driver.
 //! - `mlx5dv_qp_ex_from_ibv_qp_ex`: a queue pair has one type.
 //! - `mlx5dv_map_ah_to_qp`: an address handle needs no queue pair.
-//! - Not yet: `mlx5dv_reg_dmabuf_mr`, `mlx5dv_get_data_direct_sysfs_path` and `mlx5dv_devx_uar_export_dmabuf_fd`;
+//! - Not yet: `mlx5dv_devx_uar_export_dmabuf_fd`;
 //!   `mlx5dv_devx_create_cmd_comp`, `mlx5dv_devx_destroy_cmd_comp`, `mlx5dv_devx_obj_query_async` and
 //!   `mlx5dv_devx_get_async_cmd_comp`; `mlx5dv_devx_obj_export`, `mlx5dv_devx_obj_import`, `mlx5dv_devx_obj_unimport`,
 //!   `mlx5dv_devx_umem_export`, `mlx5dv_devx_umem_import` and `mlx5dv_devx_umem_unimport`; `mlx5dv_create_mkey` and

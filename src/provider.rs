@@ -16,7 +16,7 @@ pub(crate) mod rxe;
 
 pub(crate) use create::{
     CqInitAttr, CreateRequest, CreatedCq, CreatedQp, CreatedSrq, CreatedTarget, Execute,
-    ExecuteModify, QpInitAttr, QueueResources, ResizeRequest, SrqInitAttr, create,
+    ExecuteModify, QpInitAttr, QueueResources, ResizeRequest, Scatter, SrqInitAttr, create,
 };
 pub(crate) use mlx5::dm::DmLocation;
 pub(crate) use mlx5::uar::RegisterLease;

@@ -10,6 +10,7 @@ use crate::provider::mlx5::mmap_offset::mmap_offset;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::mem::offset_of;
+use std::time::{Duration, SystemTime};
 use uverbs_uapi::mlx5::context::{
     MLX5_IB_CLOCK_INFO_KERNEL_UPDATING, MLX5_IB_CLOCK_INFO_V1, MLX5_IB_MMAP_CLOCK_INFO,
     MLX5_IB_MMAP_CORE_CLOCK, mlx5_ib_clock_info,
@@ -139,6 +140,19 @@ impl Clock {
             std::hint::spin_loop();
         }
         Err(Error::new(VERB, Errno::IO).detail("the clock's page is always being written"))
+    }
+}
+
+impl Clock {
+    /// As [`nanoseconds`](Self::nanoseconds), as a time of the system's kind: when a completion with this
+    /// [timestamp](crate::Completion::timestamp) was written. The driver sets its clock to the system's time when it loads;
+    /// a PTP daemon (`ptp4l`, `phc2sys`) keeps both together, and without one they drift apart.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the kernel does not map the conversion.
+    pub fn system_time(&self, count: u64) -> Result<SystemTime> {
+        Ok(SystemTime::UNIX_EPOCH + Duration::from_nanos(self.nanoseconds(count)?))
     }
 }
 

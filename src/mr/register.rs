@@ -24,6 +24,9 @@ use rustix::io::Errno;
 use rustix::param::page_size;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, mlx5_ib_uapi_reg_dmabuf_flags,
+};
 use uverbs_uapi::mr::{
     UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, UVERBS_ATTR_REG_DMABUF_MR_FD,
     UVERBS_ATTR_REG_DMABUF_MR_HANDLE, UVERBS_ATTR_REG_DMABUF_MR_IOVA,
@@ -45,7 +48,12 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// Registration pins memory and is slow: keep it out of the data path.
     #[doc(alias = "ibv_reg_mr")]
     pub fn mr_builder(&self) -> MrBuilder {
-        MrBuilder { pd: self.inner.clone(), access: Access::LOCAL_WRITE, iova: None }
+        MrBuilder {
+            pd: self.inner.clone(),
+            access: Access::LOCAL_WRITE,
+            iova: None,
+            data_direct: false,
+        }
     }
 }
 
@@ -114,6 +122,7 @@ pub struct MrBuilder {
     pub(super) pd: Arc<PdInner>,
     pub(super) access: Access,
     pub(super) iova: Option<u64>,
+    data_direct: bool,
 }
 
 impl MrBuilder {
@@ -125,6 +134,16 @@ impl MrBuilder {
         const OPTIONS: Access =
             Access::RELAXED_ORDERING.union(Access::ZERO_BASED).union(Access::ON_DEMAND);
         self.access = access | self.access & OPTIONS;
+        self
+    }
+
+    /// Lets the device reach the memory of [`register_dmabuf`](Self::register_dmabuf) by its data-direct function, a
+    /// second PCI function that is nearer to the memory, as that of a GPU beside the device.
+    /// [`mlx5::data_direct_path`](crate::mlx5::data_direct_path) tells where that is. Other registrations ignore it.
+    #[doc(alias = "MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT")]
+    #[doc(alias = "mlx5dv_reg_dmabuf_mr")]
+    pub fn data_direct(mut self) -> Self {
+        self.data_direct = true;
         self
     }
 
@@ -216,6 +235,10 @@ impl MrBuilder {
     /// This is what `ibv_reg_mr` does, for programs that manage their memory themselves. The memory need
     /// not be initialised, it may be borrowed, and it may be registered several times, with several domains
     /// and devices.
+    ///
+    /// Memory of a GPU by its address in this process needs a module that knows the GPU's pages, `nvidia_peermem` or
+    /// `amdgpu`, and is an error (`EFAULT`) without; a [dma-buf](Self::register_dmabuf) needs none. If the GPU's memory is
+    /// freed while the region is there, the module takes the pages back, and accesses fail.
     ///
     /// ```no_run
     /// # fn f(one: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
@@ -354,7 +377,8 @@ impl MrBuilder {
     /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 if the device does not page
     /// on demand, from Linux 7.2 on and from a release of 6.12 between 6.12.108 and 6.12.117; `EINVAL` for zero bytes,
     /// a range that overflows, or an `offset` whose bits below the page size differ from those of the address; `EBADF`
-    /// or `EINVAL` for a file that is no dma-buf.
+    /// or `EINVAL` for a file that is no dma-buf. With [`data_direct`](Self::data_direct) `EOPNOTSUPP` before Linux 6.12
+    /// and on a device that has no such function.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         self,
@@ -364,6 +388,9 @@ impl MrBuilder {
     ) -> Result<MemoryRegion<u8, DmaBuf>> {
         const VERB: &str = "reg_dmabuf_mr";
         let file = self.pd.file();
+        if self.data_direct {
+            super::data_direct::path_of(VERB, file)?;
+        }
         let iova = self.iova.unwrap_or(offset);
         check(self.access, offset, u64::MAX, iova, length).map_err(|error| error.in_verb(VERB))?;
         let (mut lkey, mut rkey) = (0u32, 0u32);
@@ -382,6 +409,10 @@ impl MrBuilder {
             )
             .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &mut lkey)
             .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &mut rkey);
+        if self.data_direct {
+            let flag = mlx5_ib_uapi_reg_dmabuf_flags::MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT;
+            command.flags(MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, flag.bits());
+        }
         file.execute(VERB, &mut command).map_err(|error| match error.errno() {
             Errno::OPNOTSUPP => {
                 let name = file.device.name();

@@ -92,6 +92,17 @@ pub(crate) struct ResizeRequest<'a> {
     pub(crate) output: &'a mut [u8],
 }
 
+/// The data that a device may put into completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Scatter {
+    #[default]
+    None,
+    /// That of received messages.
+    Received,
+    /// The results of reads and atomics as well.
+    All,
+}
+
 /// Attributes of a queue pair to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpInitAttr<'a> {
@@ -100,8 +111,8 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) domain: Identity,
     pub(crate) cap: ib_uverbs_qp_cap,
     pub(crate) signal_all: bool,
-    /// Whether the device may put short data into CQEs (scatter to CQE).
-    pub(crate) scatter: bool,
+    /// Short data that the device may put into CQEs (scatter to CQE).
+    pub(crate) scatter: Scatter,
     /// The shared receive queue that receives come from.
     pub(crate) srq: Option<&'a SharedReceives>,
     pub(crate) register: Option<&'a RegisterLease>,

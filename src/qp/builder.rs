@@ -13,7 +13,7 @@ use crate::memory::allocator::Source;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Shared, Sharing};
-use crate::provider::{self, CreateRequest, CreatedQp, QpInitAttr};
+use crate::provider::{self, CreateRequest, CreatedQp, QpInitAttr, Scatter};
 use crate::srq::{SrqInner, SrqRef};
 use crate::sync::lock::Lock;
 use rustix::io::Errno;
@@ -91,7 +91,7 @@ pub struct QpBuilder<S: Sharing = Shared> {
     cap: uapi::ib_uverbs_qp_cap,
     signal_all: bool,
     cvlan_stripping: bool,
-    scatter: bool,
+    scatter: Scatter,
     sharing: PhantomData<fn() -> S>,
 }
 
@@ -119,7 +119,7 @@ impl<S: Sharing> QpBuilder<S> {
             },
             signal_all: false,
             cvlan_stripping: false,
-            scatter: false,
+            scatter: Scatter::None,
             sharing: PhantomData,
         }
     }
@@ -193,7 +193,16 @@ impl<S: Sharing> QpBuilder<S> {
     #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
     #[must_use]
     pub fn scatter_to_cqe(mut self) -> Self {
-        self.scatter = true;
+        self.scatter = Scatter::All;
+        self
+    }
+
+    /// As [`scatter_to_cqe`](Self::scatter_to_cqe), for received data alone: results of reads and atomics go to memory. A
+    /// queue pair that [signals all](Self::signal_all) gets results as well, as the driver decides.
+    #[doc(alias = "MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE")]
+    #[must_use]
+    pub fn scatter_received_to_cqe(mut self) -> Self {
+        self.scatter = Scatter::Received;
         self
     }
 
@@ -298,7 +307,7 @@ impl<S: Sharing> QpBuilder<S> {
             caps: QpCaps::new(&cap),
             state: Tracked::new(Some(gate.clone())),
             moving: Lock::default(),
-            scatters: self.scatter,
+            scatters: self.scatter != Scatter::None,
             local: Lock::default(),
             groups: Groups::default(),
             event_key,
@@ -363,7 +372,7 @@ impl<S: Sharing> QpBuilder<S> {
     fn check_scatter(&self, verb: &'static str) -> Result<()> {
         match self.qp_type {
             QpType::RC | QpType::UC => Ok(()),
-            _ if !self.scatter => Ok(()),
+            _ if self.scatter == Scatter::None => Ok(()),
             other => {
                 let detail = format!("type {other} has no scatter to CQE; RC and UC have it");
                 Err(Error::invalid(verb, detail))

@@ -44,6 +44,8 @@ pub(crate) struct Config {
     pub(crate) signal_all: bool,
     /// Whether short data comes in completions; for mlx5.
     pub(crate) scatter: bool,
+    /// Whether only received data does.
+    pub(crate) scatter_received: bool,
     pub(crate) srq: bool,
     pub(crate) access: Access,
     pub(crate) mtu: Mtu,
@@ -65,6 +67,7 @@ impl Config {
             memory: 1 << 17,
             signal_all: false,
             scatter: false,
+            scatter_received: false,
             srq: false,
             access: Access::ALL_REMOTE,
             mtu: env::mtu(),
@@ -338,6 +341,9 @@ impl Side {
         }
         if config.scatter {
             builder = builder.scatter_to_cqe();
+        }
+        if config.scatter_received {
+            builder = builder.scatter_received_to_cqe();
         }
         if let Some(srq) = &srq {
             builder = builder.srq(srq);

@@ -29,7 +29,10 @@ use uverbs_uapi::mlx5::context::{
     mlx5_ib_alloc_ucontext_resp_mask, mlx5_ib_alloc_uctx_v2_flags, mlx5_ib_query_dev_resp_flags,
     mlx5_ib_query_device_resp, mlx5_ib_tso_caps,
 };
-use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH, MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX,
+    MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH,
+};
 use uverbs_uapi::object::{
     UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE,
 };
@@ -72,6 +75,12 @@ pub(super) const METHODS: &[Method] = &[
         run: info_handles,
     },
     Method {
+        object: UVERBS_OBJECT_DEVICE,
+        method: MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH,
+        attrs: &[MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH],
+        run: data_direct_path,
+    },
+    Method {
         object: UVERBS_OBJECT_ASYNC_EVENT,
         method: UVERBS_METHOD_ASYNC_EVENT_ALLOC,
         attrs: &[UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE],
@@ -112,6 +121,11 @@ fn get_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     call.put(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
     call.put(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &core_support());
     Ok(())
+}
+
+/// The device has no data-direct function.
+fn data_direct_path(_: &mut Kernel, _: &mut Call<'_>) -> Result<()> {
+    Err(Errno::NODEV)
 }
 
 fn query_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::call::{Call, Result};
 use crate::driver::{Driver, input};
 use crate::memory::{Lent, page_size};
 use rustix::io::Errno;
+use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS;
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
 use uverbs_uapi::mlx5::prm::opcode;
@@ -59,6 +60,7 @@ pub(super) const METHODS: &[Method] = &[
             UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS,
             UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY,
             UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY,
+            MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS,
         ],
         run: reg_dmabuf,
     },
@@ -315,6 +317,10 @@ fn reg_dmabuf(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let access = call.u64_if(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS).ok_or(Errno::INVAL)?;
     check_access(u32::try_from(access).map_err(|_| Errno::INVAL)?)?;
     kernel.pd(call.file, call.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE)?)?;
+    // `reg_user_mr_dmabuf_by_data_direct` on a device without the function.
+    if call.u64_if(MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS).unwrap_or(0) != 0 {
+        return Err(Errno::INVAL);
+    }
     let fd = call.u32(UVERBS_ATTR_REG_DMABUF_MR_FD)? as i32;
     let fd = call.user.duplicate(fd).ok_or(Errno::BADF)?;
     let is_dmabuf = rustix::fs::fstatfs(&fd).is_ok_and(|stat| stat.f_type as u64 == DMA_BUF_MAGIC);

@@ -18,7 +18,7 @@ use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::{
     self, CreateRequest, CreatedQp, CreatedTarget, Execute, ExecuteModify, QpInitAttr, RecvRing,
-    SendLimits, SendRing, SharedReceives,
+    Scatter, SendLimits, SendRing, SharedReceives,
 };
 use crate::qp::ece::Ece;
 use crate::qp::state::QpType;
@@ -171,17 +171,21 @@ impl QpParts {
     }
 
     /// The driver's input to the command.
-    fn request(&self, mlx5: &Mlx5, scatter: bool) -> mlx5_ib_create_qp {
+    fn request(&self, mlx5: &Mlx5, scatter: Scatter) -> mlx5_ib_create_qp {
         let addr = |memory: &Option<Arc<QueueMemory>>| match memory {
             Some(memory) if self.has_queues() && memory.dmabuf().is_none() => memory.addr(),
             _ => 0,
         };
         let mut flags = mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX;
-        if scatter {
-            // The second flag is for reads and atomics of a queue pair that does not signal all of them.
-            flags |= mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE
-                | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
-        }
+        // The second flag is for reads and atomics of a queue pair that does not signal all of them.
+        flags |= match scatter {
+            Scatter::None => mlx5_qp_flags::empty(),
+            Scatter::Received => mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE,
+            Scatter::All => {
+                mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE
+                    | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE
+            }
+        };
         mlx5_ib_create_qp {
             buf_addr: addr(&self.memory.buf),
             db_addr: match self.dbrec.memory().and_then(dmabuf) {

@@ -5,7 +5,9 @@ use super::sq::RxeSq;
 use super::{Rxe, unmapped};
 use crate::error::{Error, Result};
 use crate::memory::mapping::Mapper;
-use crate::provider::{self, CreateRequest, CreatedQp, Execute, Member, QpInitAttr, SendLimits};
+use crate::provider::{
+    self, CreateRequest, CreatedQp, Execute, Member, QpInitAttr, Scatter, SendLimits,
+};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
@@ -38,7 +40,7 @@ pub(super) fn create(
     mapper: &dyn Mapper,
     execute: Execute<'_>,
 ) -> Result<CreatedQp> {
-    if attr.scatter {
+    if attr.scatter != Scatter::None {
         return Err(
             Error::new(verb, Errno::OPNOTSUPP).detail("only mlx5 puts received data into CQEs")
         );

@@ -15,6 +15,7 @@ trials![
     peers_reach_a_dma_buf,
     region_of_a_part_reaches_only_that_part,
     regions_of_a_dma_buf_leave_nothing,
+    data_direct_needs_the_function,
 ];
 
 /// The library's own module, which is private.
@@ -113,6 +114,29 @@ fn region_of_a_part_reaches_only_that_part() -> Verdict {
         .register_dmabuf(memory.as_fd(), 0, 4096)
         .unwrap_err();
     assert!(matches!(error.errno(), Errno::INVAL | Errno::BADF), "{error}");
+    Ok(())
+}
+
+/// The emulated device has none; before Linux 6.12 the kernel does not know of it.
+fn data_direct_needs_the_function() -> Verdict {
+    let context = super::open()?;
+    let pd = context.alloc_pd()?;
+    let path = uverbs::mlx5::data_direct_path(&context);
+    // A file that is no dma-buf: whether the device could comes first.
+    let file = memfd_create("no dmabuf", MemfdFlags::CLOEXEC)?;
+    let region = pd.mr_builder().data_direct().register_dmabuf(&file, 0, 4096);
+    match path {
+        Ok(path) => {
+            assert!(path.is_dir(), "{}", path.display());
+            assert_ne!(region.unwrap_err().errno(), Errno::OPNOTSUPP);
+        }
+        Err(error) => {
+            for error in [error, region.unwrap_err()] {
+                assert_eq!(error.errno(), Errno::OPNOTSUPP, "{error}");
+                assert!(error.to_string().contains("data-direct function"), "{error}");
+            }
+        }
+    }
     Ok(())
 }
 

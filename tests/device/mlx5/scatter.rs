@@ -9,6 +9,7 @@ use uverbs::{Errno, QpType, SendWr, WcStatus};
 
 trials![
     short_messages_come_in_cqes,
+    results_of_reads_go_to_memory_if_received_data_alone_is_scattered,
     short_read_responses_come_in_cqes,
     atomic_results_come_in_cqes,
     receives_of_an_srq_come_in_cqes,
@@ -62,6 +63,22 @@ fn message(pair: &mut Pair, seed: u64, length: usize, room: usize) -> Verdict {
         assert_eq!(data, None, "{length} bytes");
         pair.b.check(0..length, seed);
         pair.b.check_rest_of_poison(length, length + 8);
+    }
+    Ok(())
+}
+
+fn results_of_reads_go_to_memory_if_received_data_alone_is_scattered() -> Verdict {
+    super::open()?;
+    let config = Config { scatter: false, scatter_received: true, ..config(QpType::RC, 64) };
+    let mut pair = Pair::new(config)?;
+    for (seed, length) in [1, 32, 33].into_iter().enumerate() {
+        message(&mut pair, seed as u64, length, 32)?;
+        pair.b.fill(0..length, 9);
+        pair.a.poison(0..length + 8);
+        let sges = [pair.a.sge(0..length)];
+        pair.a.send(SendWr::read(pair.b.remote(0), &sges).id(5).signaled())?;
+        assert_eq!(take(&mut pair.a, 5)?.1, None, "{length} bytes");
+        pair.a.check(0..length, 9);
     }
     Ok(())
 }
