@@ -26,7 +26,8 @@ pub use clock::Clock;
 pub use data_direct::data_direct_path;
 pub use page::DoorbellPage;
 pub use qp_path::{
-    LagPort, query_lag_port, set_ah_udp_source_port, set_lag_port, set_udp_source_port,
+    LagPort, OutOfOrderReceives, query_lag_port, query_out_of_order, set_ah_udp_source_port,
+    set_lag_port, set_udp_source_port,
 };
 pub use raw_address::{address_vector, device_memory_address, pd_number};
 pub use raw_cq::RawCompletionQueue;

@@ -152,6 +152,7 @@
 //! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |
 //! | `mlx5dv_var_unimport` | [`Imported::unimport`](crate::Imported::unimport) of an [`ImportedVar`](crate::mlx5::ImportedVar) |
 //! | `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`, and without `MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE` | [`QpBuilder::scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe), [`scatter_received_to_cqe`](crate::QpBuilder::scatter_received_to_cqe); nothing is scattered unless asked for |
+//! | `MLX5DV_QP_CREATE_OOO_DP`, `struct mlx5dv_ooo_recv_wrs_caps` | [`QpBuilder::out_of_order_placement`](crate::QpBuilder::out_of_order_placement), [`mlx5::query_out_of_order`](crate::mlx5::query_out_of_order) |
 //! | `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN` | [`RawCompletionQueue::ignoring_overrun`](crate::mlx5::RawCompletionQueue::ignoring_overrun) |
 //! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
 //!

@@ -16,7 +16,8 @@ pub(crate) mod rxe;
 
 pub(crate) use create::{
     CqInitAttr, CreateRequest, CreatedCq, CreatedQp, CreatedSrq, CreatedTarget, Execute,
-    ExecuteModify, QpInitAttr, QueueResources, ResizeRequest, Scatter, SrqInitAttr, create,
+    ExecuteModify, QpChange, QpInitAttr, QueueResources, ResizeRequest, Scatter, SrqInitAttr,
+    create,
 };
 pub(crate) use mlx5::dm::DmLocation;
 pub(crate) use mlx5::uar::RegisterLease;
@@ -178,12 +179,12 @@ pub(crate) trait Provider: Debug + Send + Sync + RefUnwindSafe {
         Err(Error::new(verb, Errno::OPNOTSUPP))
     }
 
-    /// Changes a queue pair together with the ECE options of its connection, which are the driver's input and
+    /// Changes a queue pair together with the ECE options of its connection and other parts of the driver's input and
     /// output; `execute` runs the command. Returns the options that the device took.
-    fn modify_qp_with_ece(
+    fn modify_qp_with(
         &self,
         verb: &'static str,
-        _options: u32,
+        _change: QpChange,
         _execute: ExecuteModify<'_>,
     ) -> Result<u32> {
         Err(Error::new(verb, Errno::OPNOTSUPP).detail("the driver has no ECE options"))

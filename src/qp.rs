@@ -97,6 +97,8 @@ pub(crate) struct QpInner {
     moving: Lock<()>,
     /// Whether completions may carry received data in the CQE instead of memory (scatter to CQE).
     pub(crate) scatters: bool,
+    /// Whether the device may place data out of order.
+    pub(crate) out_of_order: bool,
     /// The endpoint that was given to the peer.
     local: Lock<Option<endpoint::Local>>,
     pub(crate) groups: mcast::Groups,

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use uverbs_uapi::mlx5::prm::hca_cap::{
-    atomic_caps, cmd_hca_cap as general, device_mem_cap, flow_table_nic_cap,
-    flow_table_prop_layout, per_protocol_networking_offload_caps as ethernet, roce_cap,
-    tlp_dev_emu_capabilities, virtio_emulation_cap,
+    atomic_caps, cmd_hca_cap as general, cmd_hca_cap_2 as general_2, device_mem_cap,
+    flow_table_nic_cap, flow_table_prop_layout, per_protocol_networking_offload_caps as ethernet,
+    roce_cap, tlp_dev_emu_capabilities, virtio_emulation_cap,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Field};
 
@@ -29,6 +29,7 @@ pub(crate) const ROCE: u16 = 4;
 const FLOW_TABLE: u16 = 7;
 const DEVICE_MEMORY: u16 = 0xf;
 const VIRTIO_EMULATION: u16 = 0x13;
+const GENERAL_2: u16 = 0x20;
 const TLP_EMULATION: u16 = 0x2a;
 
 /// Groups that the driver queries and in which the device offers nothing: page faults, IPoIB,
@@ -112,6 +113,11 @@ fn general(options: &Options) -> Vec<u8> {
         (general::atomic, options.atomics.into()),
         (general::ece_support, (!options.minimal).into()),
         (general::set_deth_sqpn, 1),
+        (general::hca_cap_2, (!options.minimal).into()),
+        (general::dp_ordering_ooo_all_rc, (!options.minimal).into()),
+        (general::dp_ordering_ooo_all_uc, (!options.minimal).into()),
+        (general::dp_ordering_ooo_all_ud, (!options.minimal).into()),
+        (general::dp_ordering_ooo_all_xrc, (!options.minimal).into()),
         (general::rts2rts_qp_udp_sport, (ethernet && !options.minimal).into()),
         (general::block_lb_mc, 1),
         (general::qkv, 1),
@@ -162,6 +168,13 @@ fn general(options: &Options) -> Vec<u8> {
     ] {
         cap.set(field, value);
     }
+    cap.into_inner()
+}
+
+/// Capabilities that the first table has no room for.
+fn general_2() -> Vec<u8> {
+    let mut cap = Bits::<general_2, _>::new(vec![0; GROUP]);
+    cap.set(general_2::dp_ordering_force, 1);
     cap.into_inner()
 }
 
@@ -271,6 +284,9 @@ impl HcaCaps {
         };
         add(GENERAL, general(options));
         add(ATOMIC, if options.atomics { atomic() } else { vec![0; GROUP] });
+        if !options.minimal {
+            add(GENERAL_2, general_2());
+        }
         add(DEVICE_MEMORY, device_memory());
         add(VIRTIO_EMULATION, virtio());
         add(TLP_EMULATION, tlp());

@@ -80,6 +80,8 @@ pub(crate) struct Qp {
     pub(crate) cap: ib_uverbs_qp_cap,
     pub(crate) kind: Kind,
     pub(crate) signal_all: bool,
+    /// Whether data may be placed out of order: `is_ooo_rq`.
+    pub(crate) out_of_order: bool,
     /// The XRC domain of a target.
     pub(crate) xrcd: Option<u32>,
     pub(crate) groups: Vec<Membership>,

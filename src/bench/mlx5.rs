@@ -131,7 +131,13 @@ impl Recvs {
         let segment = SEGMENT as u32;
         let (dbrec, record) = (dbrec()?, record);
         let gate = open(&dbrec)?;
-        let place = rq::RqLayout { offset: 0, entries: requests, stride: segment, max_sge: 1 };
+        let place = rq::RqLayout {
+            offset: 0,
+            entries: requests,
+            max_post: requests,
+            stride: segment,
+            max_sge: 1,
+        };
         let ring = rq::Mlx5Rq::new(memory, place, dbrec, record.clone(), gate);
         Ok(Recvs { ring: ring.ok_or(Errno::INVAL)?, record })
     }

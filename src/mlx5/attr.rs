@@ -78,6 +78,11 @@ impl ContextAttr {
             .contains(mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD)
     }
 
+    /// Whether driver and device have [placement out of order](crate::QpBuilder::out_of_order_placement).
+    pub fn out_of_order_placement(&self) -> bool {
+        self.flags().contains(mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP)
+    }
+
     /// The most CQEs that the device compresses into one; 0 if it compresses none.
     #[doc(alias = "mlx5dv_cqe_comp_caps")]
     pub fn max_compressed_completions(&self) -> u32 {

@@ -223,3 +223,48 @@ pub fn set_lag_port(qp: &QpControl, port: u32) -> Result<()> {
     command.sub_mut(rst2init_qp_in::qpc).set(qpc::lag_tx_port_affinity, port.into());
     send_modify(VERB, qp, command.bytes(), &mut [0; 16])
 }
+
+/// The receives that a queue with [placement out of order](crate::QpBuilder::out_of_order_placement) takes at most, by type;
+/// 0 where the device does not have it.
+#[doc(alias = "mlx5dv_ooo_recv_wrs_caps")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutOfOrderReceives {
+    /// Of reliable connections.
+    pub rc: u32,
+    /// Of unreliable connections.
+    pub uc: u32,
+    /// Of datagrams.
+    pub ud: u32,
+    /// Of shared receive queues for XRC.
+    pub xrc: u32,
+}
+
+/// Queries where data may be placed out of order.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, builder: uverbs::QpBuilder) -> uverbs::Result<()> {
+/// let places = uverbs::mlx5::query_out_of_order(context)?;
+/// let builder = if places.rc >= 64 { builder.out_of_order_placement() } else { builder };
+/// # let _ = builder; Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` on a device of another driver.
+pub fn query_out_of_order(context: &Context) -> Result<OutOfOrderReceives> {
+    const VERB: &str = "query_out_of_order";
+    let max = context.file.provider.mlx5(VERB)?.limits().max_recv_wr;
+    if !super::query_device(context)?.out_of_order_placement() {
+        return Ok(OutOfOrderReceives::default());
+    }
+    let caps = capabilities(context).map_err(|error| error.in_verb(VERB))?;
+    let most = |field, receives| if caps.get(field) == 0 { 0 } else { receives };
+    // A cyclic queue has twice the entries.
+    Ok(OutOfOrderReceives {
+        rc: most(cmd_hca_cap::dp_ordering_ooo_all_rc, max / 2),
+        uc: most(cmd_hca_cap::dp_ordering_ooo_all_uc, max / 2),
+        ud: most(cmd_hca_cap::dp_ordering_ooo_all_ud, max / 2),
+        xrc: most(cmd_hca_cap::dp_ordering_ooo_all_xrc, max),
+    })
+}

@@ -103,6 +103,15 @@ pub(crate) enum Scatter {
     All,
 }
 
+/// The driver's part of a change of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpChange {
+    /// Options of the connection (ECE); 0 for none.
+    pub(crate) ece: u32,
+    /// Whether the device may place data out of order from now on.
+    pub(crate) out_of_order: bool,
+}
+
 /// Attributes of a queue pair to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpInitAttr<'a> {
@@ -113,6 +122,8 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) signal_all: bool,
     /// Short data that the device may put into CQEs (scatter to CQE).
     pub(crate) scatter: Scatter,
+    /// Whether the device may place data out of order.
+    pub(crate) out_of_order: bool,
     /// The shared receive queue that receives come from.
     pub(crate) srq: Option<&'a SharedReceives>,
     pub(crate) register: Option<&'a RegisterLease>,

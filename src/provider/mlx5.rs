@@ -33,7 +33,8 @@ pub(crate) mod wr_ids;
 use super::driver_response::DriverResponse;
 use super::{
     CqInitAttr, CreatedCq, CreatedQp, CreatedSrq, CreatedTarget, DriverTraits, Execute,
-    ExecuteModify, LinkProtocol, Provider, QpInitAttr, RdAtomic, RegisterLease, SrqInitAttr,
+    ExecuteModify, LinkProtocol, Provider, QpChange, QpInitAttr, RdAtomic, RegisterLease,
+    SrqInitAttr,
 };
 use crate::error::{Error, Result};
 use crate::memory::allocator::{ResourceType, Source};
@@ -206,13 +207,13 @@ impl Provider for Mlx5 {
         qp::create_target(self, verb, execute)
     }
 
-    fn modify_qp_with_ece(
+    fn modify_qp_with(
         &self,
         _: &'static str,
-        options: u32,
+        change: QpChange,
         execute: ExecuteModify<'_>,
     ) -> Result<u32> {
-        qp::modify_with_ece(options, execute)
+        qp::modify_with(change, execute)
     }
 
     fn thread_register(

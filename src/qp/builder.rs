@@ -21,6 +21,7 @@ use std::marker::PhantomData;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uapi::ib_uverbs_qp_create_flags as Flags;
+use uverbs_uapi::mlx5::context::{mlx5_ib_query_dev_resp_flags, mlx5_ib_query_device_resp};
 use uverbs_uapi::qp as uapi;
 
 impl<S: Sharing> ProtectionDomain<S> {
@@ -92,6 +93,7 @@ pub struct QpBuilder<S: Sharing = Shared> {
     signal_all: bool,
     cvlan_stripping: bool,
     scatter: Scatter,
+    out_of_order: bool,
     sharing: PhantomData<fn() -> S>,
 }
 
@@ -120,6 +122,7 @@ impl<S: Sharing> QpBuilder<S> {
             signal_all: false,
             cvlan_stripping: false,
             scatter: Scatter::None,
+            out_of_order: false,
             sharing: PhantomData,
         }
     }
@@ -206,6 +209,18 @@ impl<S: Sharing> QpBuilder<S> {
         self
     }
 
+    /// Lets the device place data of sends and writes, and take receives, in another order than they were sent, so that
+    /// packets may take several ways through the network (adaptive routing). Completions stay in order, and a peer's reads
+    /// and atomics are executed in order. A program must not look for the last byte of a write: bytes before it may be
+    /// missing. For types RC, UC, UD and XRC initiators on mlx5. The receive queue takes twice the memory.
+    /// [`mlx5::query_out_of_order`](crate::mlx5::query_out_of_order) tells where it exists.
+    #[doc(alias = "MLX5DV_QP_CREATE_OOO_DP")]
+    #[must_use]
+    pub fn out_of_order_placement(mut self) -> Self {
+        self.out_of_order = true;
+        self
+    }
+
     /// Takes receives from `srq`, which the queue pair keeps alive. It must not be of an XRC domain,
     /// and raw packets have no shared receive queues.
     #[must_use]
@@ -234,6 +249,7 @@ impl<S: Sharing> QpBuilder<S> {
         self.check_xrc(VERB)?;
         self.check_packets(VERB)?;
         self.check_scatter(VERB)?;
+        self.check_out_of_order(VERB, &file)?;
         let initiator = self.qp_type == QpType::XRC_INI;
         if initiator || self.srq.is_some() {
             self.cap.max_recv_wr = 0;
@@ -268,6 +284,7 @@ impl<S: Sharing> QpBuilder<S> {
             cap: self.cap,
             signal_all: self.signal_all,
             scatter: self.scatter,
+            out_of_order: self.out_of_order,
             srq: self.srq.as_ref().map(|srq| &srq.shared_receives),
             register: self.pd.td.as_ref().and_then(|td| td.register.as_ref()),
         };
@@ -308,6 +325,7 @@ impl<S: Sharing> QpBuilder<S> {
             state: Tracked::new(Some(gate.clone())),
             moving: Lock::default(),
             scatters: self.scatter != Scatter::None,
+            out_of_order: self.out_of_order,
             local: Lock::default(),
             groups: Groups::default(),
             event_key,
@@ -366,6 +384,29 @@ impl<S: Sharing> QpBuilder<S> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses placement out of order where the driver would only when the queue pair moves to `INIT`.
+    fn check_out_of_order(&self, verb: &'static str, file: &File) -> Result<()> {
+        if !self.out_of_order {
+            return Ok(());
+        }
+        file.provider.mlx5(verb)?;
+        if !matches!(self.qp_type, QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI) {
+            let detail = format!("type {} has no placement out of order", self.qp_type);
+            return Err(Error::invalid(verb, detail));
+        }
+        let (_, driver_response) = file.query_device(verb)?;
+        let device: mlx5_ib_query_device_resp = driver_response.read();
+        let flags = mlx5_ib_query_dev_resp_flags::from_bits_retain(device.flags);
+        if !flags.contains(mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP) {
+            let name = file.device.name();
+            let detail = format!(
+                "{name} has no placement out of order, or a kernel before Linux 6.13 that does not tell"
+            );
+            return Err(Error::new(verb, Errno::OPNOTSUPP).detail(detail));
+        }
+        Ok(())
     }
 
     /// Refuses scatter to CQE for types on which the kernel would ignore it.

@@ -5,6 +5,7 @@ use super::ece::EceState;
 use super::{Base, QpInner, QpState};
 use crate::error::{ErrorWith, Result};
 use crate::object::destroy_sole;
+use crate::provider::QpChange;
 use crate::uverbs::invoke_write::{write, write_ex};
 use rustix::io::Errno;
 use std::mem;
@@ -136,7 +137,8 @@ impl QpInner {
         let base = attr.to_raw(verb, self.object.handle())?;
         let ece = self.ece();
         let asked = ece.filter(|_| attr.may_carry_options()).map_or(0, EceState::asked);
-        if asked == 0 && attr.limit().is_none() {
+        let out_of_order = self.out_of_order && attr.next_state() == Some(QpState::INIT);
+        if asked == 0 && !out_of_order && attr.limit().is_none() {
             file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base))?;
         } else {
             let rate_limit = attr.limit().unwrap_or_default();
@@ -150,10 +152,11 @@ impl QpInner {
                         .driver(input, output),
                 )
             };
-            if asked == 0 {
+            if asked == 0 && !out_of_order {
                 modify(&[], &mut [])?;
             } else {
-                let granted = file.provider.modify_qp_with_ece(verb, asked, &mut modify)?;
+                let change = QpChange { ece: asked, out_of_order };
+                let granted = file.provider.modify_qp_with(verb, change, &mut modify)?;
                 ece.into_iter().for_each(|ece| ece.grant(granted));
             }
         }

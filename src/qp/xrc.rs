@@ -128,6 +128,7 @@ impl XrcDomain {
             state: Tracked::new(None),
             moving: Lock::default(),
             scatters: false,
+            out_of_order: false,
             local: Lock::default(),
             groups: Groups::default(),
             event_key,

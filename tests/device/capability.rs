@@ -97,6 +97,8 @@ capabilities! {
     Odp = "odp";
     /// A whole address space that is paged on demand.
     OdpImplicit = "odp_implicit";
+    /// Placement of data out of order.
+    OutOfOrder = "out_of_order";
     /// rdma-core's programs.
     Peers = "peers";
     /// Other processes that use the device, and children of `fork`.

@@ -46,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) scatter: bool,
     /// Whether only received data does.
     pub(crate) scatter_received: bool,
+    /// Whether data may be placed out of order; for mlx5.
+    pub(crate) out_of_order: bool,
     pub(crate) srq: bool,
     pub(crate) access: Access,
     pub(crate) mtu: Mtu,
@@ -68,6 +70,7 @@ impl Config {
             signal_all: false,
             scatter: false,
             scatter_received: false,
+            out_of_order: false,
             srq: false,
             access: Access::ALL_REMOTE,
             mtu: env::mtu(),
@@ -344,6 +347,9 @@ impl Side {
         }
         if config.scatter_received {
             builder = builder.scatter_received_to_cqe();
+        }
+        if config.out_of_order {
+            builder = builder.out_of_order_placement();
         }
         if let Some(srq) = &srq {
             builder = builder.srq(srq);

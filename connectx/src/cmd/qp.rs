@@ -393,6 +393,9 @@ fn merge(qp: &mut Qp, op: u16, new: &Bits<qpc, &[u8]>, optional: u64) {
                 qpc::next_rcv_psn,
                 qpc::log_rra_max,
                 qpc::min_rnr_nak,
+                // Data may be placed out of order, and is placed in order.
+                qpc::dp_ordering_1,
+                qpc::dp_ordering_force,
             ];
             copy(qp, new, required);
             copy_whole_path(qp, new);

@@ -266,7 +266,9 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     resp.max_dm_size = super::dm::MAX;
     resp.response_length = size_of_val(&resp) as u32;
     call.respond(&resp);
-    let flags = mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD;
+    let mut flags = mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD;
+    let out_of_order = mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP;
+    flags.set(out_of_order, limits.out_of_order);
     call.respond_driver(&mlx5_ib_query_device_resp {
         response_length: size_of::<mlx5_ib_query_device_resp>() as u32,
         tso_caps: mlx5_ib_tso_caps { max_tso: 1 << 16, supported_qpts: 1 << 8 },

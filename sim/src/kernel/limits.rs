@@ -31,6 +31,8 @@ pub(crate) struct Limits {
     pub(crate) has_atomics: bool,
     /// Ports of a LAG, if the driver gives each queue pair one: `mlx5_ib_lag_should_assign_affinity`.
     pub(crate) lag_ports: u64,
+    /// Placement out of order: `get_dp_ooo_cap`.
+    pub(crate) out_of_order: bool,
     /// Extended connection establishment.
     pub(crate) has_ece: bool,
 }
@@ -64,6 +66,7 @@ impl Limits {
                 true => caps.get(general::num_lag_ports),
                 false => 0,
             },
+            out_of_order: caps.is_set(general::dp_ordering_ooo_all_rc),
             has_ece: caps.is_set(general::ece_support),
         })
     }

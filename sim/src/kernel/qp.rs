@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use uverbs_connectx::format::event::Subject;
 use uverbs_uapi::mlx5::abi::{
-    mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_resp,
-    mlx5_qp_flags,
+    mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_mask,
+    mlx5_ib_modify_qp_resp, mlx5_qp_flags,
 };
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::opcode;
@@ -170,6 +170,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         cap: asked.cap,
         kind,
         signal_all,
+        out_of_order: false,
         xrcd: asked.xrcd.filter(|_| kind == Kind::XrcTarget),
         groups: Vec::new(),
         raw,
@@ -569,6 +570,19 @@ fn change(kernel: &mut Kernel, call: &mut Call<'_>, new: ib_uverbs_modify_qp) ->
     let (attr, optional) = merge(attr, &new, given);
     let kind = qp.kind;
     let (driver, switch) = kernel.driver(call.file)?;
+    let known = mlx5_ib_modify_qp_mask::MLX5_IB_MODIFY_QP_OOO_DP;
+    let given_parts = mlx5_ib_modify_qp_mask::from_bits(driver_part.comp_mask);
+    let asks = given_parts.ok_or(Errno::OPNOTSUPP)?.contains(known);
+    if asks && (!driver.limits.out_of_order || kind == Kind::RawPacket) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let out_of_order = match driver.qps.get_mut(&number) {
+        Some(qp) => {
+            qp.out_of_order |= asks;
+            qp.out_of_order && op == opcode::INIT2RTR_QP
+        }
+        None => false,
+    };
     let mut response = mlx5_ib_modify_qp_resp {
         response_length: size_of::<mlx5_ib_modify_qp_resp>() as u32,
         ..Default::default()
@@ -578,7 +592,8 @@ fn change(kernel: &mut Kernel, call: &mut Call<'_>, new: ib_uverbs_modify_qp) ->
     } else {
         let ece = driver_part.ece_options;
         let lag_port = if op == opcode::RST2INIT_QP { driver.next_lag_port() } else { 0 };
-        let command = transition(number, op, kind, &attr, optional, (ece, lag_port));
+        let how = How { ece, lag_port, out_of_order };
+        let command = transition(number, op, kind, &attr, optional, how);
         let answer = driver.execute(switch, &command)?;
         response.ece_options = Bits::<rst2init_qp_out, _>::new(answer).get32(rst2init_qp_out::ece);
     }
@@ -643,6 +658,14 @@ fn udp_source_port(flow_label: u32, local: u32, remote: u32) -> u16 {
     (label & 0x3fff ^ label >> 14 & 0x3f | FIRST) as u16
 }
 
+/// Parts of a transition that are no attributes of the verbs.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    ece: u32,
+    lag_port: u64,
+    out_of_order: bool,
+}
+
 /// The command of a transition.
 fn transition(
     number: u32,
@@ -650,7 +673,7 @@ fn transition(
     kind: Kind,
     attr: &ib_uverbs_modify_qp,
     optional: u64,
-    (ece, lag_port): (u32, u64),
+    how: How,
 ) -> Vec<u8> {
     let log = |count: u8| u64::from(count.checked_ilog2().unwrap_or(0));
     // As `set_qp_access_flags`: a responder without reads and atomics takes writes alone.
@@ -664,10 +687,12 @@ fn transition(
     let mut command = input::<rst2init_qp_in>(op);
     command.set(rst2init_qp_in::qpn, number.into());
     command.set(rst2init_qp_in::opt_param_mask, optional);
-    command.set(rst2init_qp_in::ece, ece.into());
+    command.set(rst2init_qp_in::ece, how.ece.into());
     let mut context = command.sub_mut(rst2init_qp_in::qpc);
     for (field, value) in [
-        (qpc::lag_tx_port_affinity, lag_port),
+        (qpc::lag_tx_port_affinity, how.lag_port),
+        (qpc::dp_ordering_1, how.out_of_order.into()),
+        (qpc::dp_ordering_force, how.out_of_order.into()),
         (qpc::pm_state, 3),
         (qpc::rwe, granted(1)),
         (qpc::rre, granted(2)),

@@ -17,8 +17,8 @@ use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::{
-    self, CreateRequest, CreatedQp, CreatedTarget, Execute, ExecuteModify, QpInitAttr, RecvRing,
-    Scatter, SendLimits, SendRing, SharedReceives,
+    self, CreateRequest, CreatedQp, CreatedTarget, Execute, ExecuteModify, QpChange, QpInitAttr,
+    RecvRing, Scatter, SendLimits, SendRing, SharedReceives,
 };
 use crate::qp::ece::Ece;
 use crate::qp::state::QpType;
@@ -29,8 +29,8 @@ use rustix::param::page_size;
 use std::sync::Arc;
 use uverbs_uapi::buffer::ib_uverbs_buffer_desc;
 use uverbs_uapi::mlx5::abi::{
-    mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_resp,
-    mlx5_qp_flags,
+    mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_mask,
+    mlx5_ib_modify_qp_resp, mlx5_qp_flags,
 };
 use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
@@ -51,10 +51,13 @@ fn ece(mlx5: &Mlx5, response: &mlx5_ib_create_qp_resp) -> Option<Ece> {
     mlx5.limits.ece.then_some(Ece { vendor_id: ECE_VENDOR, options })
 }
 
-/// Changes a queue pair together with the ECE options of its connection; `execute` runs the command. Returns the
-/// options that the device took.
-pub(super) fn modify_with_ece(options: u32, execute: ExecuteModify<'_>) -> Result<u32> {
-    let request = mlx5_ib_modify_qp { ece_options: options, ..Default::default() };
+/// Changes a queue pair together with the ECE options of its connection, and lets the device place its data out of order;
+/// `execute` runs the command. Returns the options that the device took.
+pub(super) fn modify_with(change: QpChange, execute: ExecuteModify<'_>) -> Result<u32> {
+    let mut mask = mlx5_ib_modify_qp_mask::empty();
+    mask.set(mlx5_ib_modify_qp_mask::MLX5_IB_MODIFY_QP_OOO_DP, change.out_of_order);
+    let request =
+        mlx5_ib_modify_qp { comp_mask: mask.bits(), ece_options: change.ece, ..Default::default() };
     let mut response = mlx5_ib_modify_qp_resp::default();
     execute(request.as_bytes(), response.as_mut_bytes())?;
     Ok(response.ece_options)
@@ -149,7 +152,11 @@ impl QpParts {
     ) -> Result<QpParts> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let sq_size = SqSize::new(&mlx5.limits, attr.qp_type, cap).map_err(invalid)?;
-        let rq_size = RqSize::new(&mlx5.limits, cap).map_err(invalid)?;
+        let rq_size = match attr.out_of_order {
+            true => RqSize::out_of_order(&mlx5.limits, cap),
+            false => RqSize::new(&mlx5.limits, cap),
+        };
+        let rq_size = rq_size.map_err(invalid)?;
         let split = attr.qp_type == QpType::RAW_PACKET;
         let memory = QpMemory::alloc(sq_size, rq_size, split, source)?;
         let dbrec = mlx5.doorbell_record(source)?;
@@ -228,6 +235,7 @@ impl QpParts {
         let layout = rq::RqLayout {
             offset: 0,
             entries: self.rq_size.entries,
+            max_post: self.rq_size.max_post,
             stride: 1 << self.rq_size.stride_log,
             max_sge: self.rq_size.max_sge,
         };
@@ -277,7 +285,7 @@ impl QpParts {
     fn cap(&self) -> ib_uverbs_qp_cap {
         ib_uverbs_qp_cap {
             max_send_wr: self.sq_size.max_post,
-            max_recv_wr: self.rq_size.entries,
+            max_recv_wr: self.rq_size.max_post,
             max_send_sge: self.sq_size.max_sge,
             max_recv_sge: self.rq_size.max_sge,
             max_inline_data: self.sq_size.max_inline,

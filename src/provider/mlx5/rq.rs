@@ -28,6 +28,8 @@ const LEAST: u64 = 64;
 pub(crate) struct RqSize {
     /// Receives, a power of two; 0 if there is no receive queue.
     pub(crate) entries: u32,
+    /// Receives that may be posted at once.
+    pub(crate) max_post: u32,
     /// Bytes of a receive, as a power of two.
     pub(crate) stride_log: u32,
     pub(crate) max_sge: u32,
@@ -57,9 +59,28 @@ impl RqSize {
         let bytes = (u64::from(cap.max_recv_wr).next_power_of_two() * stride).max(LEAST);
         Ok(RqSize {
             entries: (bytes / stride) as u32,
+            max_post: (bytes / stride) as u32,
             stride_log: stride.trailing_zeros(),
             max_sge: (stride / DATA) as u32,
         })
+    }
+
+    /// As [`new`](Self::new), for a device that consumes receives out of order: half of the entries stay free, so that none
+    /// is written anew while the device has one before it.
+    pub(crate) fn out_of_order(limits: &Limits, cap: &ib_uverbs_qp_cap) -> Result<RqSize, String> {
+        if cap.max_recv_wr < 2 {
+            return RqSize::new(limits, cap);
+        }
+        if cap.max_recv_wr > limits.max_recv_wr / 2 {
+            return Err(format!(
+                "{} receives; the maximum is {} with placement out of order",
+                cap.max_recv_wr,
+                limits.max_recv_wr / 2
+            ));
+        }
+        let twice = ib_uverbs_qp_cap { max_recv_wr: 2 * cap.max_recv_wr, ..*cap };
+        let size = RqSize::new(limits, &twice)?;
+        Ok(RqSize { max_post: size.entries / 2, ..size })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -73,6 +94,7 @@ pub(crate) struct Mlx5Rq {
     dbrec: RecordWord<MLX5_RCV_DBR>,
     buffer: RqBuffer<AtomicU64, 1>,
     entries: u32,
+    max_post: u32,
     max_sge: u32,
     /// Receives posted in all.
     head: u32,
@@ -85,6 +107,8 @@ pub(crate) struct RqLayout {
     /// In bytes.
     pub(crate) offset: usize,
     pub(crate) entries: u32,
+    /// Receives that may be posted at once.
+    pub(crate) max_post: u32,
     /// Bytes of an entry.
     pub(crate) stride: u32,
     pub(crate) max_sge: u32,
@@ -100,7 +124,7 @@ impl Mlx5Rq {
         shared: Arc<SharedQp>,
         gate: Gate,
     ) -> Option<Mlx5Rq> {
-        let RqLayout { offset, entries, stride, max_sge } = place;
+        let RqLayout { offset, entries, max_post, stride, max_sge } = place;
         let segments = stride / SEGMENT as u32;
         if !(1..=segments).contains(&max_sge) {
             return None;
@@ -112,6 +136,7 @@ impl Mlx5Rq {
         Some(Mlx5Rq {
             buffer: RqBuffer::new(memory, offset, entries, segments, wr_ids)?,
             entries,
+            max_post,
             max_sge,
             head: 0,
             dbrec: dbrec.word(),
@@ -124,7 +149,7 @@ impl Mlx5Rq {
     #[inline(always)]
     pub(crate) fn begin(&self) -> RecvCursor {
         let tail = self.shared.receives.own.tail();
-        let room = self.entries.wrapping_sub(self.head.wrapping_sub(tail));
+        let room = self.max_post.wrapping_sub(self.head.wrapping_sub(tail));
         RecvCursor { at: self.head, room, ..RecvCursor::default() }
     }
 

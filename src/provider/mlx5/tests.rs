@@ -223,7 +223,13 @@ impl Receiver {
         let dbrec = dbrec();
         let uidx = UidxAllocator::new().take().unwrap();
         let qp = SharedQp::new(QPN, uidx, None, Receives::Own(entries));
-        let place = rq::RqLayout { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
+        let place = rq::RqLayout {
+            offset: 0,
+            entries,
+            max_post: entries,
+            stride,
+            max_sge: stride / SEGMENT as u32,
+        };
         let ring = Mlx5Rq::new(memory, place, dbrec.clone(), qp.clone(), open(&dbrec));
         Receiver { ring: ring.unwrap(), device, dbrec, qp }
     }

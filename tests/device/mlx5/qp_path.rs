@@ -19,6 +19,8 @@ trials![
     lag_port_is_another_from_queue_pair_to_queue_pair,
     lag_port_is_changed,
     lag_port_that_does_not_exist_is_refused,
+    placement_out_of_order_carries_messages_and_fills_half_the_queue,
+    placement_out_of_order_is_refused_where_it_does_not_exist,
 ];
 
 const PORT: u16 = 0xd123;
@@ -169,5 +171,58 @@ fn lag_port_that_does_not_exist_is_refused() -> Verdict {
     let early = Pair::unconnected(Config::of(QpType::RC))?;
     let refused = mlx5::set_lag_port(&early.a.qp, 1).unwrap_err();
     assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+    Ok(())
+}
+
+/// Whether the device's context of a queue pair lets it place data out of order.
+fn is_out_of_order(side: &Side) -> Verdict<bool> {
+    let mut command = [0; 16];
+    command[..2].copy_from_slice(&opcode::QUERY_QP.to_be_bytes());
+    command[8..12].copy_from_slice(&side.qp.qpn().0.to_be_bytes());
+    let mut output = vec![0; query_qp_out::SIZE];
+    devx::query(&*side.qp, &command, &mut output)?;
+    let output = Bits::<query_qp_out, _>::new(output);
+    let context = output.sub(query_qp_out::qpc);
+    Ok(context.is_set(qpc::dp_ordering_1) && context.is_set(qpc::dp_ordering_force))
+}
+
+fn placement_out_of_order_carries_messages_and_fills_half_the_queue() -> Verdict {
+    let places = mlx5::query_out_of_order(&super::open()?)?;
+    require(places.rc > 0, Capability::OutOfOrder, "not advertised")?;
+    for config in [Config::rc(), Config::uc(), Config::ud()] {
+        let mut pair = pair(Config { out_of_order: true, depth: 8, ..config })?;
+        assert!(is_out_of_order(&pair.a)? && is_out_of_order(&pair.b)?);
+        assert_eq!(pair.b.qp.caps().max_recv_wr, 8);
+        // Several times around the queue, which is twice as long as what may be posted.
+        for seed in 0..40 {
+            pair.message(seed, 300)?;
+        }
+        for id in 0..8 {
+            pair.b.recv(id, 0..8)?;
+        }
+        let sges = [pair.b.sge(0..8)];
+        let full = pair.b.qp.recv_batch()?.push(uverbs::RecvWr::new(&sges));
+        assert_eq!(full, Err(uverbs::PostError::Full));
+    }
+    let plain = pair(Config::rc())?;
+    assert!(!is_out_of_order(&plain.a)?);
+    Ok(())
+}
+
+fn placement_out_of_order_is_refused_where_it_does_not_exist() -> Verdict {
+    let context = super::open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(8).build()?);
+    let places = mlx5::query_out_of_order(&context)?;
+    let has_it = mlx5::query_device(&context)?.out_of_order_placement();
+    assert_eq!(places.rc > 0, has_it);
+    let builder = || pd.qp_builder(&cq, &cq, QpType::RC).out_of_order_placement();
+    if !has_it {
+        let refused = builder().build().unwrap_err();
+        assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+        return Ok(());
+    }
+    let refused = builder().max_recv_wr(places.rc + 1).build().unwrap_err();
+    assert_eq!(refused.errno(), Errno::INVAL, "{refused}");
+    assert!(refused.to_string().contains(&places.rc.to_string()), "{refused}");
     Ok(())
 }

@@ -35,6 +35,13 @@ const LEFT_OUT: &[&str] = &[
 const LATER: &[(&str, (u32, u32))] = &[
     ("tlp_dev_emu_capabilities", (7, 0)),
     ("cmd_hca_cap.tlp_device_emulation_manager", (7, 0)),
+    ("cmd_hca_cap.dp_ordering_ooo_all_ud", (6, 12)),
+    ("cmd_hca_cap.dp_ordering_ooo_all_uc", (6, 12)),
+    ("cmd_hca_cap.dp_ordering_ooo_all_xrc", (6, 12)),
+    ("cmd_hca_cap.dp_ordering_ooo_all_rc", (6, 12)),
+    ("cmd_hca_cap_2.dp_ordering_force", (6, 12)),
+    ("qpc.dp_ordering_force", (6, 12)),
+    ("qpc.dp_ordering_1", (6, 12)),
     ("ib_ext_port_cntrs_grp_data_layout", (6, 1)),
     ("create_qp_in.wq_umem_offset", (6, 1)),
     ("create_qp_in.wq_umem_id", (6, 1)),

@@ -190,6 +190,12 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Probed(btf("rdma_rxe", "rxe_odp_mr_init_user"), Series(6, 15)),
         Has::Never,
     ),
+    (
+        "out_of_order",
+        DecidedBy::Device,
+        Has::Never,
+        Has::Probed(btf("mlx5_ib", "MLX5_IB_MODIFY_QP_OOO_DP"), Series(6, 13)),
+    ),
     // A key of no memory.
     ("null_mr", DecidedBy::Device, Has::Never, Has::Always),
     ("odp_implicit", DecidedBy::Device, Has::Never, Has::Never),

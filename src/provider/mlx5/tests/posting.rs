@@ -227,7 +227,8 @@ fn no_queue_has_more_entries_than_completions_tell_apart() {
             ring_gate: super::open(&dbrec),
         });
         assert_eq!(ring.is_some(), fits);
-        let place = rq::RqLayout { offset: 0, entries: wqebbs, stride: 16, max_sge: 1 };
+        let place =
+            rq::RqLayout { offset: 0, entries: wqebbs, max_post: wqebbs, stride: 16, max_sge: 1 };
         let gate = super::open(&dbrec);
         let shared = srq::prepare(&memory, wqebbs, 32).is_some();
         // Its limit is no smaller under Miri.

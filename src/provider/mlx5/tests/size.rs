@@ -120,9 +120,15 @@ fn capacities_above_the_device_are_refused_with_its_limit() {
 
 #[test]
 fn receive_queues_are_powers_of_two() {
+    let doubled = RqSize::out_of_order(&LIMITS, &cap(5, 1, 0)).unwrap();
+    assert_eq!((doubled.entries, doubled.max_post), (16, 8));
+    assert_eq!(RqSize::out_of_order(&LIMITS, &cap(1, 1, 0)), RqSize::new(&LIMITS, &cap(1, 1, 0)));
+    let most = LIMITS.max_recv_wr / 2;
+    assert!(RqSize::out_of_order(&LIMITS, &cap(most, 1, 0)).is_ok());
+    assert!(RqSize::out_of_order(&LIMITS, &cap(most + 1, 1, 0)).is_err());
     let size = |wr, sge| RqSize::new(&LIMITS, &cap(wr, sge, 0)).unwrap();
-    assert_eq!(size(1, 1), RqSize { entries: 4, stride_log: 4, max_sge: 1 });
-    assert_eq!(size(5, 3), RqSize { entries: 8, stride_log: 6, max_sge: 4 });
+    assert_eq!(size(1, 1), RqSize { entries: 4, max_post: 4, stride_log: 4, max_sge: 1 });
+    assert_eq!(size(5, 3), RqSize { entries: 8, max_post: 8, stride_log: 6, max_sge: 4 });
     assert_eq!(size(5, 3).bytes(), 512);
     assert_eq!(RqSize::new(&LIMITS, &cap(0, 1, 0)).unwrap().bytes(), 0);
     let size = |wr, sge| SrqSize::new(&LIMITS, wr, sge).unwrap();

@@ -6,6 +6,7 @@ use super::Field;
 
 super::layouts! {
     cmd_hca_cap[0x800] {
+        hca_cap_2: 0x20, 0x1;
         log_max_srq_sz: 0x80, 0x8;
         log_max_qp_sz: 0x88, 0x8;
         log_max_qp: 0x9b, 0x5;
@@ -74,6 +75,10 @@ super::layouts! {
         log_max_mcg: 0x318, 0x8;
         log_max_transport_domain: 0x323, 0x5;
         log_max_pd: 0x32b, 0x5;
+        dp_ordering_ooo_all_ud: 0x330, 0x1;
+        dp_ordering_ooo_all_uc: 0x331, 0x1;
+        dp_ordering_ooo_all_xrc: 0x332, 0x1;
+        dp_ordering_ooo_all_rc: 0x334, 0x1;
         log_max_xrcd: 0x33b, 0x5;
         max_flow_counter_15_0: 0x350, 0x10;
         log_max_rq: 0x363, 0x5;
@@ -104,6 +109,9 @@ super::layouts! {
         device_frequency_khz: 0x4e0, 0x20;
         num_of_uars_per_page: 0x520, 0x20;
         cqe_128_always: 0x5bd, 0x1;
+    }
+    cmd_hca_cap_2[0x800] {
+        dp_ordering_force: 0x88, 0x1;
     }
     atomic_caps[0x800] {
         atomic_req_8B_endianness_mode: 0x40, 0x2;
