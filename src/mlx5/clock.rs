@@ -30,7 +30,7 @@ const TRIES: u32 = 1 << 20;
 /// let clock = uverbs::mlx5::Clock::open(context)?;
 /// println!("now it is {} ns", clock.nanoseconds(clock.now()?)?);
 /// if let Some(count) = completion.timestamp() {
-///     println!("completed at {} ns", clock.nanoseconds(count)?);
+///     println!("completed at {} ns, {:?}", clock.nanoseconds(count)?, clock.system_time(count)?);
 /// }
 /// # Ok(()) }
 /// ```

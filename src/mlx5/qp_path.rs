@@ -97,6 +97,13 @@ pub fn set_udp_source_port(qp: &QpControl, port: u16) -> Result<()> {
 /// Sends datagrams to an address from another UDP port, from the next request on that is pushed. Creation chose the port by
 /// the [flow label](crate::GlobalRoute::flow_label), or without one at random. Ports of RoCE v2 are 0xc000 to 0xffff.
 ///
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain, to: &uverbs::AddressVector) -> uverbs::Result<()> {
+/// let mut ah = pd.create_ah(to)?;
+/// uverbs::mlx5::set_ah_udp_source_port(&mut ah, 0xc321)?;
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 ///
 /// `EOPNOTSUPP` on a device of another driver, `EINVAL` for an address that is not of RoCE v2.
