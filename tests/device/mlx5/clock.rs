@@ -61,7 +61,8 @@ fn completions_have_a_time_of_the_day() -> Verdict {
         // The driver set its clock to the system's when it was loaded; both went on by themselves.
         let told = clock.system_time(count)?;
         let apart = SystemTime::now().duration_since(told).unwrap_or_else(|late| late.duration());
-        if apart > Duration::from_secs(30) {
+        // The clock of a fabric begins at the epoch.
+        if !crate::env::on_fabric() && apart > Duration::from_secs(30) {
             return Err(Stop::fail(format!("{told:?} is {apart:?} from now")));
         }
         ends.push(told);
