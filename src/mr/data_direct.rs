@@ -23,7 +23,6 @@ pub(crate) fn path_of(verb: &'static str, file: &File) -> Result<PathBuf> {
     let mut command = Command::new(UVERBS_OBJECT_DEVICE, MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH);
     command.output_if_any(MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH, &mut path);
     let asked = file.execute(verb, &mut command);
-    drop(command);
     asked.map_err(|error| {
         let name = file.device.name();
         match error.errno() {
