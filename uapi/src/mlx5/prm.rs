@@ -30,6 +30,7 @@ pub mod qpc;
 pub mod register;
 pub mod rqc;
 pub mod srqc;
+pub mod virtio;
 pub mod vport;
 
 /// A described command or context.
@@ -330,6 +331,7 @@ pub const LAYOUTS: &[&[Info]] = &[
     register::LAYOUTS,
     rqc::LAYOUTS,
     srqc::LAYOUTS,
+    virtio::LAYOUTS,
     vport::LAYOUTS,
 ];
 

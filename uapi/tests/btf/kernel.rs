@@ -10,8 +10,16 @@ use std::sync::OnceLock;
 use btf_rs::{Btf, BtfType, Type};
 
 /// The modules that hold the ABI.
-pub(crate) const MODULES: [&str; 7] =
-    ["ib_core", "ib_uverbs", "mlx5_core", "mlx5_ib", "rdma_cm", "rdma_rxe", "rdma_ucm"];
+pub(crate) const MODULES: [&str; 8] = [
+    "ib_core",
+    "ib_uverbs",
+    "mlx5_core",
+    "mlx5_ib",
+    "mlx5_vdpa",
+    "rdma_cm",
+    "rdma_rxe",
+    "rdma_ucm",
+];
 
 /// A member of a struct as the kernel has it, with those of anonymous structs and unions in it
 /// lifted to its level.

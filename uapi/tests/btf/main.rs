@@ -2,7 +2,7 @@
 //!
 //! By default the BTF is that of the running kernel, from `/sys/kernel/btf`. `UVERBS_BTF_DIR` names
 //! another place: a directory per kernel release, with copies of the files `vmlinux`, `ib_core`,
-//! `ib_uverbs`, `mlx5_core`, `mlx5_ib`, `rdma_cm`, `rdma_rxe` and `rdma_ucm` from there.
+//! `ib_uverbs`, `mlx5_core`, `mlx5_ib`, `mlx5_vdpa`, `rdma_cm`, `rdma_rxe` and `rdma_ucm` from there.
 
 mod comparison;
 mod expectation;

@@ -165,9 +165,20 @@ super::layouts! {
         max_memic_size: 0xa0, 0x20;
     }
     virtio_emulation_cap[0x800] {
+        eth_frame_offload_type: 0x1, 0x1;
+        virtio_version_1_0: 0x2, 0x1;
+        event_mode: 0x10, 0x8;
+        virtio_queue_type: 0x18, 0x8;
         log_doorbell_stride: 0x33, 0x5;
         log_doorbell_bar_size: 0x3b, 0x5;
         doorbell_bar_offset: 0x40, 0x40;
+        max_num_virtio_queues: 0x88, 0x18;
+        umem_1_buffer_param_a: 0x100, 0x20;
+        umem_1_buffer_param_b: 0x120, 0x20;
+        umem_2_buffer_param_a: 0x140, 0x20;
+        umem_2_buffer_param_b: 0x160, 0x20;
+        umem_3_buffer_param_a: 0x180, 0x20;
+        umem_3_buffer_param_b: 0x1a0, 0x20;
     }
     tlp_dev_emu_capabilities[0x800] {
         tlp_rsp_gw_num_pages: 0x10c, 0x4;

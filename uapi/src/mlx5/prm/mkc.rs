@@ -2,6 +2,8 @@
 //!
 //! Pairs with mlx5_core's `mr.c` and mlx5_ib's `mr.c` and `umr.c`.
 
+use super::Field;
+
 super::layouts! {
     mkc[0x200] {
         free: 0x1, 0x1;
@@ -46,4 +48,12 @@ super::layouts! {
     query_mkey_out[0x980] {
         memory_key_mkey_entry: 0x80, 0x200 of mkc;
     }
+}
+
+/// The umem whose memory the mkey is over, and the byte there of its first address. The kernel's description leaves the
+/// fields out, because only user contexts use them.
+#[allow(missing_docs, non_upper_case_globals, reason = "the names of the device's manual")]
+impl create_mkey_in {
+    pub const mkey_umem_id: Field<Self> = Field::new(0x320, 0x20);
+    pub const mkey_umem_offset: Field<Self> = Field::new(0x340, 0x40);
 }

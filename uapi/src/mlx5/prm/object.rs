@@ -1,8 +1,17 @@
-//! Small objects: UAR pages, domains, user contexts and their memory, device memory.
+//! The headers of commands about general objects; small objects: UAR pages, domains, user contexts and their memory, device memory.
 //!
 //! Pairs with mlx5_core's `uar.c` and mlx5_ib's `cmd.c` and `devx.c`.
 
 super::layouts! {
+    general_obj_in_cmd_hdr[0x80] {
+        opcode: 0x0, 0x10;
+        uid: 0x10, 0x10;
+        obj_type: 0x30, 0x10;
+        obj_id: 0x40, 0x20;
+    }
+    general_obj_out_cmd_hdr[0x80] {
+        obj_id: 0x40, 0x20;
+    }
     alloc_uar_out[0x80] {
         uar: 0x48, 0x18;
     }

@@ -44,6 +44,7 @@ super::layouts! {
         rx_hash_field_selector_outer: 0x280, 0x20 of rx_hash_field_select;
     }
     rqtc[0x780] {
+        list_q_type: 0xa5, 0x3;
         rqt_actual_size: 0xd0, 0x10;
     }
     create_rq_in[0x880] {
@@ -98,6 +99,18 @@ super::layouts! {
     }
     query_tis_out[0x580] {
         tis_context: 0x80, 0x500 of tisc;
+    }
+    query_tir_in[0x80] {
+        tirn: 0x48, 0x18;
+    }
+    query_tir_out[0x880] {
+        tir_context: 0x100, 0x780 of tirc;
+    }
+    query_rqt_in[0x80] {
+        rqtn: 0x48, 0x18;
+    }
+    query_rqt_out[0x880] {
+        rqt_context: 0x100, 0x780 of rqtc;
     }
     create_tir_in[0x880] {
         ctx: 0x100, 0x780 of tirc;
