@@ -8,15 +8,18 @@ use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
 
-use crate::bar0::{MEMIC_BYTES, MEMIC_OFFSET, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
+use crate::bar0::{MEMIC_BYTES, MEMIC_OFFSET, PAGE, TLP_OFFSET, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
 use crate::guest::SharedMemory;
 
 /// The end of the memory in BAR0. It begins with the VAR pages.
 pub const END: u64 = MEMIC_OFFSET + MEMIC_BYTES;
 
-/// The areas that a guest may map: offset in BAR0 and length.
+/// The areas of the memory: offset in BAR0 and length.
 pub const AREAS: [(u64, u64); 2] =
     [(VAR_OFFSET, VAR_BYTES + TLP_PAGES * PAGE), (MEMIC_OFFSET, MEMIC_BYTES)];
+
+/// The areas that a guest may map: not the VAR pages of virtio emulation, whose doorbells the device has to see.
+pub const MAPPABLE: [(u64, u64); 2] = [(TLP_OFFSET, TLP_PAGES * PAGE), AREAS[1]];
 
 /// The memory in a function's BAR0.
 pub struct BarMemory {
@@ -126,7 +129,7 @@ impl BarMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bar0::{SIZE, TLP_OFFSET};
+    use crate::bar0::SIZE;
 
     #[test]
     fn a_mapping_of_the_file_shares_the_memory() {

@@ -10,6 +10,7 @@ pub(crate) mod domain;
 pub(crate) mod eq;
 pub(crate) mod flow_counter;
 pub(crate) mod flow_table;
+pub(crate) mod general_object;
 pub(crate) mod hca_cap;
 pub(crate) mod lag;
 pub mod mailbox;

@@ -354,8 +354,8 @@ impl Fabric {
 
     /// Executes WQEs of a queue, and makes it ready again if it may have more. Returns whether it did anything.
     fn serve(&mut self, number: usize, queue: u32, wqes: usize) -> bool {
-        if self.functions[number].device().is_raw(queue) {
-            return self.serve_raw_sq(number, queue, wqes);
+        if self.functions[number].device().sends_frames(queue) {
+            return self.serve_frames(number, queue, wqes);
         }
         let mut worked = false;
         for _ in 0..wqes {
@@ -374,13 +374,13 @@ impl Fabric {
         worked
     }
 
-    fn serve_raw_sq(&mut self, number: usize, queue: u32, wqes: usize) -> bool {
+    fn serve_frames(&mut self, number: usize, queue: u32, wqes: usize) -> bool {
         let mut worked = false;
         for _ in 0..wqes {
             if !self.charge() {
                 break;
             }
-            match self.functions[number].device_mut().run_next_raw_wqe(queue) {
+            match self.functions[number].device_mut().run_next_frames(queue) {
                 NextFrames::Idle => return worked,
                 NextFrames::Done => {}
                 NextFrames::Frames(frames, domain) => {

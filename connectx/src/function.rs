@@ -150,6 +150,14 @@ impl Function {
         }
     }
 
+    /// A store of `bytes` that a program of this process made at [`Function::bar_address`]: the doorbell of a virtqueue, if
+    /// it is in a VAR page. `offset` is in BAR0.
+    pub fn ring_page(&mut self, offset: u64, bytes: &[u8]) {
+        if !self.gone {
+            mmio::ring_page(&mut self.device, offset, bytes);
+        }
+    }
+
     /// Rings the doorbell of a send queue (of a queue pair or of raw packets) if its doorbell record is
     /// ahead of the last doorbell; returns whether it was. For programs whose stores to a UAR page do not reach the
     /// device.

@@ -10,13 +10,14 @@ use uverbs_uapi::mlx5::prm::hca_cap::{
     flow_table_nic_cap, flow_table_prop_layout, per_protocol_networking_offload_caps as ethernet,
     roce_cap, tlp_dev_emu_capabilities, virtio_emulation_cap,
 };
+use uverbs_uapi::mlx5::prm::virtio;
 use uverbs_uapi::mlx5::prm::{Bits, Field};
 
 use crate::bar0::{
     LOG_VAR_STRIDE, MEMIC_BYTES, MEMIC_OFFSET, TLP_OFFSET, TLP_PAGES, VAR_BYTES, VAR_OFFSET,
 };
 use crate::init_segment::CLOCK_KHZ;
-use crate::object::{memic, rqt};
+use crate::object::{memic, rqt, virtq};
 use crate::options::{Options, PortType};
 
 /// Bytes of one group of capabilities.
@@ -28,16 +29,13 @@ pub(crate) const ATOMIC: u16 = 3;
 pub(crate) const ROCE: u16 = 4;
 const FLOW_TABLE: u16 = 7;
 const DEVICE_MEMORY: u16 = 0xf;
-const VIRTIO_EMULATION: u16 = 0x13;
+const VIRTIO_EMULATION: u16 = virtio::CAP_VDPA_EMULATION;
 const GENERAL_2: u16 = 0x20;
 const TLP_EMULATION: u16 = 0x2a;
 
 /// Groups that the driver queries and in which the device offers nothing: page faults, IPoIB,
 /// eswitch and its flow tables, vectors, quality of service, debugging.
 const EMPTY: [u16; 7] = [0x2, 0x5, 0x8, 0x9, 0xa, 0xc, 0xd];
-
-/// `general_obj_types` bit of virtio network queues; mlx5_ib offers no VAR pages without it.
-const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
 
 /// The unit of `log_doorbell_bar_size`.
 const VAR_UNIT: u64 = 4096;
@@ -141,7 +139,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_uctx, 10),
         (general::log_max_umem, 16),
         (general::tlp_device_emulation_manager, 1),
-        (general::general_obj_types, OBJECT_VIRTIO_NET_Q),
+        (general::general_obj_types, virtq::GENERAL_OBJECT),
         // Ports.
         (general::num_ports, 1),
         (general::num_lag_ports, if options.minimal { 0 } else { 2 }),
@@ -260,11 +258,27 @@ fn device_memory() -> Vec<u8> {
     cap.into_inner()
 }
 
+/// Split virtqueues without events. Without `eth_frame_offload_type` the kernel's mlx5_vdpa stays away, which needs event
+/// queue pairs.
 fn virtio() -> Vec<u8> {
+    const SPLIT: u64 = 1;
     let mut cap = Bits::<virtio_emulation_cap, _>::new(vec![0; GROUP]);
     cap.set(virtio_emulation_cap::log_doorbell_stride, LOG_VAR_STRIDE);
     cap.set(virtio_emulation_cap::log_doorbell_bar_size, u64::from((VAR_BYTES / VAR_UNIT).ilog2()));
     cap.set(virtio_emulation_cap::doorbell_bar_offset, VAR_OFFSET);
+    cap.set(virtio_emulation_cap::virtio_version_1_0, 1);
+    cap.set(virtio_emulation_cap::virtio_queue_type, SPLIT);
+    cap.set(virtio_emulation_cap::event_mode, 1 << virtio::EVENT_MODE_NO_MSIX);
+    cap.set(virtio_emulation_cap::max_num_virtio_queues, virtq::MOST.into());
+    let umems = [
+        (virtio_emulation_cap::umem_1_buffer_param_a, virtio_emulation_cap::umem_1_buffer_param_b),
+        (virtio_emulation_cap::umem_2_buffer_param_a, virtio_emulation_cap::umem_2_buffer_param_b),
+        (virtio_emulation_cap::umem_3_buffer_param_a, virtio_emulation_cap::umem_3_buffer_param_b),
+    ];
+    for ((a, b), (each, more)) in umems.into_iter().zip(virtq::UMEM_BYTES) {
+        cap.set(a, each);
+        cap.set(b, more);
+    }
     cap.into_inner()
 }
 

@@ -32,6 +32,14 @@ pub(crate) fn ring(device: &mut Device, uar: u32, offset: u64, from: &[u8]) {
     }
 }
 
+/// Takes a store to a page of BAR0 that is memory: a doorbell, if it is a VAR page of virtio emulation.
+pub(crate) fn ring_page(device: &mut Device, offset: u64, from: &[u8]) {
+    let vars = bar0::VAR_OFFSET..bar0::VAR_OFFSET + bar0::VAR_BYTES;
+    if device.bus_master && vars.contains(&offset) {
+        device.ring_virtqs(from);
+    }
+}
+
 /// Writes to BAR0.
 pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
     device.recorder.add(device.now, &Entry::Write { offset, bytes: from });
@@ -39,7 +47,7 @@ pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
         if !device.bar.write(offset, from) {
             log::debug!("{} bytes to {offset:#x} of BAR0, which has nothing there", from.len());
         }
-        return;
+        return ring_page(device, offset, from);
     }
     if offset / bar0::PAGE >= u64::from(*bar0::UARS.start()) {
         if !device.bus_master {

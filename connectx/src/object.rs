@@ -24,6 +24,7 @@ pub mod tis;
 pub mod uar;
 pub mod uctx;
 pub mod umem;
+pub mod virtq;
 
 use self::buffer::ListedPages;
 use self::mkey::CACHED_MKEY;
@@ -65,6 +66,7 @@ pub struct Objects {
     pub(crate) tises: ObjectTable<tis::Tis>,
     pub(crate) tirs: ObjectTable<tir::Tir>,
     pub(crate) rqts: ObjectTable<rqt::Rqt>,
+    pub(crate) virtqs: ObjectTable<virtq::Virtq>,
     pub(crate) flow_tables: ObjectTable<flow_table::FlowTable>,
     pub(crate) flow_roots: flow_table::FlowTableRoots,
     pub(crate) multicast_groups: mcg::MulticastGroups,
@@ -97,7 +99,9 @@ impl Objects {
             qps: ObjectTable::new("QP", numbers(0x40, limits.log_max_qp, 0xffff)),
             sqs: ObjectTable::new("SQ", 0x1_0000..=0x1_ffff),
             srqs: ObjectTable::new("SRQ", numbers(1, limits.log_max_srq, 0xffff)),
+            // RQ tables name RQs and virtqueues by numbers of one space.
             rqs: ObjectTable::new("RQ", 1..=0xffff),
+            virtqs: ObjectTable::new("virtqueue", 0x2_0000..=0x2_0000 + virtq::MOST - 1),
             tises: ObjectTable::new("TIS", 1..=0xfff),
             tirs: ObjectTable::new("TIR", 1..=0xfff),
             rqts: ObjectTable::new("RQ table", 1..=0x3ff),
@@ -116,7 +120,7 @@ impl Objects {
             };
         }
         first!(umems pds xrcds transport_domains q_counters flow_counters mkeys cqs qps srqs);
-        first!(rqs sqs tises tirs rqts flow_tables);
+        first!(rqs sqs tises tirs rqts virtqs flow_tables);
         None
     }
 
@@ -143,6 +147,7 @@ impl Objects {
             (self.tises.kind(), self.tises.len()),
             (self.tirs.kind(), self.tirs.len()),
             (self.rqts.kind(), self.rqts.len()),
+            (self.virtqs.kind(), self.virtqs.len()),
             (self.flow_tables.kind(), self.flow_tables.len()),
             ("device memory", self.memic.len()),
         ]

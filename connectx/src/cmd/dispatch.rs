@@ -10,8 +10,8 @@ use uverbs_uapi::mlx5::prm::opcode::*;
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 
 use super::{
-    cq, domain, eq, flow_counter, flow_table, hca_cap, lag, mcg, memic, mkey, pages, q_counter, qp,
-    register, rq, rqt, sq, srq, tir, tis, uar, uctx, umem, vport,
+    cq, domain, eq, flow_counter, flow_table, general_object, hca_cap, lag, mcg, memic, mkey,
+    pages, q_counter, qp, register, rq, rqt, sq, srq, tir, tis, uar, uctx, umem, vport,
 };
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
@@ -145,6 +145,10 @@ fn run(
         ALLOC_FLOW_COUNTER => flow_counter::alloc_flow_counter(device, uid, input),
         DEALLOC_FLOW_COUNTER => flow_counter::dealloc_flow_counter(device, uid, input),
         QUERY_FLOW_COUNTER => flow_counter::query_flow_counter(device, uid, input),
+        CREATE_GENERAL_OBJECT => general_object::create(device, uid, input),
+        MODIFY_GENERAL_OBJECT => general_object::modify(device, uid, input),
+        QUERY_GENERAL_OBJECT => general_object::query(device, uid, input),
+        DESTROY_GENERAL_OBJECT => general_object::destroy(device, uid, input),
         CREATE_UCTX => uctx::create_uctx(device, input),
         DESTROY_UCTX => uctx::destroy_uctx(device, input),
         CREATE_UMEM => umem::create_umem(device, uid, input),
@@ -204,9 +208,11 @@ fn run(
         DESTROY_TIS => tis::destroy_tis(device, uid, input),
         CREATE_TIR => tir::create_tir(device, uid, input),
         MODIFY_TIR => tir::modify_tir(device, uid, input),
+        QUERY_TIR => tir::query_tir(device, uid, input),
         DESTROY_TIR => tir::destroy_tir(device, uid, input),
         CREATE_RQT => rqt::create_rqt(device, uid, input),
         MODIFY_RQT => rqt::modify_rqt(device, uid, input),
+        QUERY_RQT => rqt::query_rqt(device, uid, input),
         DESTROY_RQT => rqt::destroy_rqt(device, uid, input),
         CREATE_FLOW_TABLE => flow_table::create_flow_table(device, uid, input),
         MODIFY_FLOW_TABLE => flow_table::modify_flow_table(device, uid, input),

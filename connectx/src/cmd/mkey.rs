@@ -29,10 +29,10 @@ pub(crate) fn create_mkey(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_mkey_in, _>::new(input);
     let entry = input.sub(create_mkey_in::memory_key_mkey_entry);
-    let context = Bits::<mkc, _>::new(entry.bytes().to_vec());
-    if input.is_set(create_mkey_in::mkey_umem_valid) {
-        return refuse!(BadParam, "an mkey over a umem is not modelled");
-    }
+    let mut context = Bits::<mkc, _>::new(entry.bytes().to_vec());
+    let umem = input.is_set(create_mkey_in::mkey_umem_valid).then(|| {
+        (input.get32(create_mkey_in::mkey_umem_id), input.get(create_mkey_in::mkey_umem_offset))
+    });
     if input.is_set(create_mkey_in::pg_access) {
         return refuse!(BadParam, "page faults (ODP) are not modelled");
     }
@@ -43,7 +43,10 @@ pub(crate) fn create_mkey(
     if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY) {
         return refuse!(BadParam, "mkey access mode {mode} is not modelled");
     }
-    if matches!(mode, PHYSICAL | PAGES) && !matches!(uid, KERNEL | SHARED) {
+    if umem.is_some() && mode != PAGES {
+        return refuse!(BadParam, "an mkey of access mode {mode} over a umem is not modelled");
+    }
+    if matches!(mode, PHYSICAL | PAGES) && umem.is_none() && !matches!(uid, KERNEL | SHARED) {
         return refuse!(BadParam, "context {uid} may not name physical addresses");
     }
     let room = Mkey::octowords(&context);
@@ -54,9 +57,25 @@ pub(crate) fn create_mkey(
             "{actual} of {room} translation octowords, the limit is 2^22"
         );
     }
-    let list = input.tail(create_mkey_in::klm_pas_mtt);
-    let Some(list) = list.get(..actual as usize * 16) else {
-        return refuse!(BadInputLength, "{actual} octowords named, {} bytes listed", list.len());
+    let of_umem;
+    let list = match umem {
+        Some((number, offset)) => {
+            of_umem = umem_pages(device, uid, &mut context, number, offset)?;
+            &of_umem[..]
+        }
+        None => input.tail(create_mkey_in::klm_pas_mtt),
+    };
+    let listed = match umem {
+        Some(_) if list.len() as u64 > room * 16 => None,
+        Some(_) => Some(list),
+        None => list.get(..actual as usize * 16),
+    };
+    let Some(list) = listed else {
+        return refuse!(
+            BadInputLength,
+            "{actual} of {room} octowords named, {} bytes listed",
+            list.len()
+        );
     };
     if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
         device.objects.pds.check_use(uid, context.get32(mkc::pd))?;
@@ -81,11 +100,48 @@ pub(crate) fn create_mkey(
     if pd != 0 {
         device.objects.pds.hold(pd)?;
     }
+    let umem = umem.map(|(number, _)| number);
+    if let Some(umem) = umem {
+        device.objects.umems.hold(umem)?;
+    }
     device.objects.mkey_lists = all;
-    let number = device.objects.mkeys.insert_owned(uid, Mkey { context, translation })?;
+    let mkey = Mkey { context, translation, umem };
+    let number = device.objects.mkeys.insert_owned(uid, mkey)?;
     let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
     out.set(create_mkey_out::mkey_index, number.into());
     Ok(out.into_inner())
+}
+
+/// The addresses of the pages of an mkey over a umem from byte `offset` on, each of 4 KiB.
+fn umem_pages(
+    device: &mut Device,
+    uid: u32,
+    context: &mut Bits<mkc, Vec<u8>>,
+    number: u32,
+    offset: u64,
+) -> Result<Vec<u8>, CommandError> {
+    const LOG_PAGE: u64 = 12;
+    const PAGE: u64 = 1 << LOG_PAGE;
+    device.objects.umems.check_use(uid, number)?;
+    let (start, len) = (context.get(mkc::start_addr), context.get(mkc::len));
+    if context.is_set(mkc::length64) || len == 0 {
+        return refuse!(BadParam, "an mkey over a umem has {len} bytes");
+    }
+    let buffer = device.objects.umems.get(number)?.buffer.part(offset, len)?;
+    if buffer.address(0, 1)? % PAGE != start % PAGE {
+        return refuse!(
+            BadParam,
+            "address {start:#x} is not where byte {offset:#x} is in its page"
+        );
+    }
+    context.set(mkc::log_page_size, LOG_PAGE);
+    let first = start % PAGE;
+    let mut pages = Vec::new();
+    for page in 0..(first + len).div_ceil(PAGE) {
+        let address = buffer.address((page * PAGE).saturating_sub(first), 1)?;
+        pages.extend((address & !(PAGE - 1)).to_be_bytes());
+    }
+    Ok(pages)
 }
 
 pub(crate) fn destroy_mkey(
@@ -97,6 +153,7 @@ pub(crate) fn destroy_mkey(
     device.objects.mkeys.owned_mut(uid, number)?;
     let mkey = device.objects.mkeys.remove(number)?;
     device.objects.mkey_lists -= mkey.translation.len();
+    device.objects.release_umems(mkey.umem.as_slice());
     device.objects.pds.release(mkey.context.get32(mkc::pd));
     if mkey.is_device_memory() {
         let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));

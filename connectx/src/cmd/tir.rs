@@ -3,7 +3,7 @@
 //! Pairs with `transobj.c` of mlx5_core.
 
 use uverbs_uapi::mlx5::prm::rqc::{
-    create_tir_in, create_tir_out, destroy_tir_in, modify_tir_in, tirc,
+    create_tir_in, create_tir_out, destroy_tir_in, modify_tir_in, query_tir_in, query_tir_out, tirc,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
@@ -87,6 +87,18 @@ pub(crate) fn modify_tir(
         tir.context.set_sub(tirc::rx_hash_field_selector_outer, &fields);
     }
     Ok(vec![])
+}
+
+pub(crate) fn query_tir(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
+    let number = Bits::<query_tir_in, _>::new(input).get32(query_tir_in::tirn);
+    let tir = device.objects.tirs.owned_mut(uid, number)?;
+    let mut out = Bits::<query_tir_out, _>::new(vec![0; query_tir_out::SIZE]);
+    out.set_sub(query_tir_out::tir_context, tir.context.bytes());
+    Ok(out.into_inner())
 }
 
 pub(crate) fn destroy_tir(

@@ -46,13 +46,37 @@ pub(crate) enum NextFrames {
 }
 
 impl Device {
-    /// Whether a number is that of a raw send queue.
-    pub(crate) fn is_raw(&self, number: u32) -> bool {
-        self.objects.sqs.find(number).is_some()
+    /// Whether a number is that of a queue of frames: a raw send queue or a virtqueue.
+    pub(crate) fn sends_frames(&self, number: u32) -> bool {
+        self.objects.sqs.find(number).is_some() || self.objects.virtqs.find(number).is_some()
+    }
+
+    /// Executes the next WQE of a raw send queue, or takes the next chain of a virtqueue.
+    pub(crate) fn run_next_frames(&mut self, number: u32) -> NextFrames {
+        match self.objects.virtqs.find(number) {
+            Some(_) => self.run_next_chain(number),
+            None => self.run_next_raw_wqe(number),
+        }
+    }
+
+    /// Frames that leave after flow tables have seen them.
+    pub(crate) fn let_out(&mut self, mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        let steered = self.objects.flow_roots.tables.contains_key(&NIC_TRANSMIT);
+        frames.retain(|frame| {
+            if !steered {
+                return true;
+            }
+            let headers = FrameHeaders::find(frame).as_match(frame);
+            !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
+        });
+        for frame in &frames {
+            self.port.sent.add_frame(frame);
+        }
+        frames
     }
 
     /// Executes the next WQE of a raw send queue.
-    pub(crate) fn run_next_raw_wqe(&mut self, sqn: u32) -> NextFrames {
+    fn run_next_raw_wqe(&mut self, sqn: u32) -> NextFrames {
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return NextFrames::Idle };
         match sq.state {
             WqState::Ready => {}
@@ -107,18 +131,8 @@ impl Device {
         }
         match frames {
             Ok(frames) if frames.is_empty() => NextFrames::Done,
-            Ok(mut frames) => {
-                let steered = self.objects.flow_roots.tables.contains_key(&NIC_TRANSMIT);
-                frames.retain(|frame| {
-                    if !steered {
-                        return true;
-                    }
-                    let headers = FrameHeaders::find(frame).as_match(frame);
-                    !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
-                });
-                for frame in &frames {
-                    self.port.sent.add_frame(frame);
-                }
+            Ok(frames) => {
+                let frames = self.let_out(frames);
                 let domain = self.objects.tises.get(tisn).map_or(0, Tis::transport_domain);
                 NextFrames::Frames(frames, domain)
             }
@@ -324,6 +338,9 @@ impl Device {
         frame: &[u8],
         flow_tag: u32,
     ) -> bool {
+        if self.objects.virtqs.find(rqn).is_some() {
+            return self.write_to_virtq(rqn, frame);
+        }
         let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return false };
         if rq.state != WqState::Ready {
             return false;

@@ -41,6 +41,8 @@ pub(crate) const DEVICE_MEMORY: u64 = 5;
 pub struct Mkey {
     pub(crate) context: Bits<mkc, Vec<u8>>,
     pub(crate) translation: Vec<u8>,
+    /// The umem that it is over.
+    pub(crate) umem: Option<u32>,
 }
 
 /// The access right that an access needs.
@@ -502,7 +504,7 @@ mod tests {
         context.set(mkc::rr, 1);
         let translation = [0x5003u64, 0x9003].iter().flat_map(|page| page.to_be_bytes()).collect();
         let mut objects = Objects::default();
-        objects.mkeys.insert(Mkey { context, translation }).unwrap();
+        objects.mkeys.insert(Mkey { context, translation, umem: None }).unwrap();
         objects
     }
 
@@ -515,7 +517,7 @@ mod tests {
             let mut context = Bits::<mkc, _>::new(vec![0; 64]);
             context.set(mkc::pd, pd.into());
             context.set(mkc::free, free);
-            objects.mkeys.insert(Mkey { context, translation: vec![] }).unwrap();
+            objects.mkeys.insert(Mkey { context, translation: vec![], umem: None }).unwrap();
         }
         let counts = objects.counts();
         assert!(counts.contains(&("mkey", 3)) && counts.contains(&(CACHED_MKEY, 1)), "{counts:?}");
@@ -629,7 +631,7 @@ mod tests {
                 context.set(field, value);
             }
             let translation = entries.iter().flat_map(|entry| entry.to_be_bytes()).collect();
-            objects.mkeys.insert(Mkey { context, translation }).unwrap() << 8
+            objects.mkeys.insert(Mkey { context, translation, umem: None }).unwrap() << 8
         };
         let byte = |key: u32, at: u64| 1 << 96 | u128::from(key) << 64 | u128::from(at);
         let mut entries = vec![0; 1 << 20];
@@ -678,7 +680,7 @@ mod tests {
             translation.extend(GOOD.key.to_be_bytes());
             translation.extend(address.to_be_bytes());
         }
-        objects.mkeys.insert(Mkey { context, translation }).unwrap();
+        objects.mkeys.insert(Mkey { context, translation, umem: None }).unwrap();
         objects
     }
 

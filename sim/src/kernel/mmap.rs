@@ -292,14 +292,20 @@ impl Kernel {
         bytes: &[u8],
     ) -> Result<()> {
         let page = offset / rustix::param::page_size() as u64;
-        // A store to memory needs no action.
         let entry = self.file(file)?.mapped.get(&page);
-        let Some(Mapped::Uars { first, .. }) = entry.map(|entry| &entry.mapped) else {
-            return Ok(());
-        };
-        let first = *first;
-        let (driver, switch) = self.driver(file)?;
-        driver.ring(switch, first + (at / PAGE) as u32, (at % PAGE) as u64, bytes);
+        match entry.map(|entry| &entry.mapped) {
+            Some(Mapped::Uars { first, .. }) => {
+                let uar = *first + (at / PAGE) as u32;
+                let (driver, switch) = self.driver(file)?;
+                driver.ring(switch, uar, (at % PAGE) as u64, bytes);
+            }
+            Some(Mapped::Bar { offset, .. }) => {
+                let offset = *offset + at as u64;
+                let (driver, switch) = self.driver(file)?;
+                switch.function(driver.function()).ring_page(offset, bytes);
+            }
+            None => {}
+        }
         Ok(())
     }
 }

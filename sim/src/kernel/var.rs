@@ -56,7 +56,7 @@ fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     call.made(MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE, handle);
     call.put(MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &(page * length as u64));
     call.put(MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH, &(length as u32));
-    call.put(MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID, &((offset / bar0::PAGE) as u32));
+    call.put(MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID, &(((offset - first) / bar0::PAGE) as u32));
     Ok(())
 }
 

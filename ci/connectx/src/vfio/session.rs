@@ -178,9 +178,9 @@ fn region_info(request: &VfioRequest, function: &Function) -> ReplyBody {
         // If a client may map anything, it must wait for a reply to each write: otherwise its
         // accesses to mapped memory could overtake a write.
         flags |= REGION_MMAP | REGION_CAPS;
-        areas.extend(words(&[SPARSE_MMAP, 0, bar_memory::AREAS.len() as u32, 0]));
+        areas.extend(words(&[SPARSE_MMAP, 0, bar_memory::MAPPABLE.len() as u32, 0]));
         areas.extend(
-            bar_memory::AREAS
+            bar_memory::MAPPABLE
                 .iter()
                 .flat_map(|(at, len)| [at.to_ne_bytes(), len.to_ne_bytes()])
                 .flatten(),
@@ -344,7 +344,7 @@ mod tests {
         );
         assert_eq!((word(&body, 12), long(&body, 16)), (32, bar0::SIZE));
         assert_eq!((word(&body, 32), word(&body, 36), word(&body, 40)), (SPARSE_MMAP, 0, 2));
-        for (at, (offset, len)) in [48, 64].into_iter().zip(bar_memory::AREAS) {
+        for (at, (offset, len)) in [48, 64].into_iter().zip(bar_memory::MAPPABLE) {
             assert_eq!((long(&body, at), long(&body, at + 8)), (offset, len));
         }
     }
