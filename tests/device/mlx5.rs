@@ -4,7 +4,7 @@ mod allocator;
 mod clock;
 mod context;
 mod cq;
-mod devx;
+pub(crate) mod devx;
 pub(crate) mod dm;
 mod dmabuf;
 mod qp_path;
@@ -32,6 +32,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         context::trials(),
         cq::trials(),
         devx::trials(),
+        devx::virtio::trials(),
         dm::trials(),
         dmabuf::trials(),
         qp_path::trials(),

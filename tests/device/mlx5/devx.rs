@@ -1,6 +1,8 @@
 //! Commands that a program sends to firmware by itself, and queues that it makes by them alone.
 #![allow(unsafe_code, reason = "commands name memory by number, and queues are written by address")]
 
+pub(crate) mod virtio;
+
 use super::raw::{Poller, Poster};
 use crate::capability::Capability;
 use crate::fork::in_child;

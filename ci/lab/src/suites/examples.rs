@@ -31,6 +31,7 @@ const EXAMPLES: &[&str] = &[
     "remote_memory",
     "requests",
     "shared_var",
+    "virtio_queue",
     "xrc_service",
 ];
 
@@ -70,14 +71,16 @@ fn cases(device: DeviceName) -> Vec<Case> {
         DeviceName::Mlx5 => "^18 buffers take",
     };
     // A device that lacks something is named, and is no success.
-    let (var, xrc, raw) = match device {
+    let (var, virtio, xrc, raw) = match device {
         DeviceName::Rxe => (
+            (REFUSED, "driven by"),
             (REFUSED, "driven by"),
             (REFUSED, "rxe0 has no XRC domains"),
             [(REFUSED, "not one of an mlx5 device"), (REFUSED, "driven by")],
         ),
         DeviceName::Mlx5 => (
             (DONE, "^page [0-9]+ was rung with 3$"),
+            (DONE, "^the doorbell of VAR [0-9]+ sent 1 frame, 1 used$"),
             (DONE, "^the second worker received .to the second.$"),
             [(DONE, "^given back in state RTS$"), (DONE, "^the engine wrote 1000 numbers$")],
         ),
@@ -99,6 +102,7 @@ fn cases(device: DeviceName) -> Vec<Case> {
             .then(&format!("grep -q \"{arena}\" printed")),
         alone("per_core", "per_core 3 300", DONE, "^3 workers had 300 messages answered each"),
         alone("shared_var", "shared_var", var.0, var.1),
+        alone("virtio_queue", "virtio_queue", virtio.0, virtio.1),
         alone("raw_queue", "raw_queue", raw[0].0, raw[0].1),
         alone("raw_queue::devx", "raw_queue devx", raw[1].0, raw[1].1),
         alone("xrc_service", "xrc_service", xrc.0, xrc.1),
