@@ -3,9 +3,10 @@
 //! handle and the facts to check it, and the other files import one kind of object each.
 //!
 //! Pairs with `ibv_import_device`, `ibv_import_pd`, `ibv_import_mr`, `ibv_import_dm` and
-//! `mlx5dv_var_import` of rdma-core; the kernel knows of none of them.
+//! `mlx5dv_var_import`, `mlx5dv_devx_obj_import` and `mlx5dv_devx_umem_import` of rdma-core; the kernel knows of none of them.
 
 mod context;
+pub(crate) mod devx;
 mod dm;
 pub(crate) mod envelope;
 pub(crate) mod foreign;

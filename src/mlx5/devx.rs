@@ -40,6 +40,9 @@ mod umem;
 
 pub use command::{general_command, general_command_unchecked, query_eqn};
 pub use events::{DevxEvent, DevxEventData, DevxEvents};
+pub(crate) use object::Facts;
 pub(super) use object::send_modify;
 pub use object::{DevxObject, DevxRef, DevxTarget, modify, query};
 pub use umem::{Umem, UmemBuilder};
+
+pub use crate::sharing::devx::{ImportedDevxObject, ImportedUmem};

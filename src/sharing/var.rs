@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorWith, Result};
 use crate::handles::ObjectKind;
 use crate::mlx5::var::{Var, VarLocation};
 use crate::object::{Class, Object};
+use crate::sharing::devx::{RdmaCoreObject, RdmaCoreUmem};
 use crate::sharing::envelope::{Envelope, Fingerprint};
 use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use rustix::io::Errno;
@@ -33,7 +34,7 @@ struct RdmaCore {
     offset: u64,
 }
 
-/// The lengths of exported VARs in bytes.
+/// The lengths of exported VARs, umems and objects of DEVX in bytes.
 #[doc(alias = "mlx5dv_export_sizes")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -41,13 +42,25 @@ pub struct ExportSizes {
     /// The length of [`Envelope::to_bytes`].
     pub envelope: usize,
     /// The length of [`Var::export_rdma_core`].
+    #[doc(alias = "var_attrs_size")]
     pub rdma_core: usize,
+    /// The length of [`Umem::export_rdma_core`](crate::mlx5::devx::Umem::export_rdma_core).
+    #[doc(alias = "devx_umem_attrs_size")]
+    pub rdma_core_umem: usize,
+    /// The length of [`DevxObject::export_rdma_core`](crate::mlx5::devx::DevxObject::export_rdma_core).
+    #[doc(alias = "devx_obj_attrs_size")]
+    pub rdma_core_object: usize,
 }
 
-/// The lengths of exported VARs in bytes.
+/// The lengths of exported VARs, umems and objects of DEVX in bytes.
 #[doc(alias = "mlx5dv_get_export_sizes")]
 pub fn export_sizes() -> ExportSizes {
-    ExportSizes { envelope: Envelope::SIZE, rdma_core: size_of::<RdmaCore>() }
+    ExportSizes {
+        envelope: Envelope::SIZE,
+        rdma_core: size_of::<RdmaCore>(),
+        rdma_core_umem: size_of::<RdmaCoreUmem>(),
+        rdma_core_object: size_of::<RdmaCoreObject>(),
+    }
 }
 
 /// Sharing, by [`export`](Self::export) in one process and [`import`](Self::import) in another that

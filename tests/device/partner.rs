@@ -295,6 +295,7 @@ fn serve(wire: &Wire) -> bool {
 struct PartnerObjects {
     var: PartnerVars,
     dm: crate::mlx5::dm::PartnerMemory,
+    devx: crate::mlx5::devx::sharing::PartnerObjects,
     path: Option<Loop>,
     imported: Option<Imported<MemoryRegion<u8, Foreign>>>,
     imported_pd: Option<Imported<ProtectionDomain>>,
@@ -392,6 +393,11 @@ impl PartnerObjects {
         let numbers: Vec<usize> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
         if let Some(rest) = line.strip_prefix("var-") {
             let text = self.var.obey(self.context()?.clone(), rest)?;
+            return Ok((text, None));
+        }
+        if let Some(rest) = line.strip_prefix("devx-") {
+            let context = self.context()?.clone();
+            let text = self.devx.obey(&context, rest)?;
             return Ok((text, None));
         }
         if let Some(rest) = line.strip_prefix("dm-") {

@@ -39,10 +39,9 @@ fn name(input: &[u8]) -> String {
 }
 
 /// Refuses a command of a length that no kernel takes.
-fn check(verb: &'static str, input: &[u8], output: &[u8]) -> Result<()> {
-    for (bytes, which) in [(input, "input"), (output, "output")] {
-        if !(HEADER..=MOST).contains(&bytes.len()) {
-            let length = bytes.len();
+pub(super) fn check(verb: &'static str, input: &[u8], output: usize) -> Result<()> {
+    for (length, which) in [(input.len(), "input"), (output, "output")] {
+        if !(HEADER..=MOST).contains(&length) {
             let detail = format!("an {which} of {length} bytes; a command has {HEADER} to {MOST}");
             return Err(Error::invalid(verb, detail));
         }
@@ -89,7 +88,7 @@ pub(super) fn run(
     output: &mut [u8],
     object: Subject,
 ) -> Result<u32> {
-    check(verb, input, output)?;
+    check(verb, input, output.len())?;
     let mut command = Command::new(method.0, method.1);
     match object {
         Subject::None => {}
@@ -111,12 +110,7 @@ pub(super) fn run(
 /// Explains the error of a command: the kernel's, or firmware's, whose status and syndrome are in the output.
 fn refusal(without_devx: Option<String>, error: Error, input: &[u8], output: &[u8]) -> Error {
     match error.kernel_errno() {
-        Some(Errno::REMOTEIO) => {
-            let (status, errno) = status(output.first().copied().unwrap_or(0));
-            let (name, syndrome) = (name(input), word(output, 4));
-            let detail = format!("firmware refused {name}: {status}, syndrome {syndrome:#x}");
-            error.meaning(errno).detail(detail)
-        }
+        Some(Errno::REMOTEIO) => explain(error, &name(input), output),
         Some(Errno::INVAL) => match without_devx {
             Some(why) => error.meaning(Errno::OPNOTSUPP).detail(format!("{}: {why}", name(input))),
             None => {
@@ -128,6 +122,14 @@ fn refusal(without_devx: Option<String>, error: Error, input: &[u8], output: &[u
         },
         _ => error.context(|| name(input)),
     }
+}
+
+/// Explains firmware's refusal of a command by its output.
+pub(super) fn explain(error: Error, name: &str, output: &[u8]) -> Error {
+    let (status, errno) = status(output.first().copied().unwrap_or(0));
+    let syndrome = word(output, 4);
+    let detail = format!("firmware refused {name}: {status}, syndrome {syndrome:#x}");
+    error.meaning(errno).detail(detail)
 }
 
 /// The name of a command's status, and the errno that stands for it: `MLX5_CMD_STAT_*` and `cmd_status_to_err` of the

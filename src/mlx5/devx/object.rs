@@ -4,6 +4,7 @@ use super::command::{Subject, file_of, half, run, word};
 use crate::context::Context;
 use crate::cq::CqControl;
 use crate::error::{Error, ErrorWith, Result};
+use crate::file::File;
 use crate::object::{Class, Object, destroy_sole};
 use crate::qp::QpControl;
 use crate::srq::SharedReceiveQueue;
@@ -59,7 +60,17 @@ pub struct DevxObject {
 #[derive(Debug)]
 struct DevxInner {
     object: Object<Vec<Arc<dyn Any + Send + Sync>>>,
-    number: u32,
+    facts: Facts,
+}
+
+/// What libmlx5 tells of an object when it exports it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) number: u32,
+    /// `enum mlx5_devx_obj_type` of libmlx5; 0 for kinds that its own steering does not use.
+    pub(crate) kind: u32,
+    pub(crate) rx_icm_addr: u64,
+    pub(crate) log_obj_range: u8,
 }
 
 /// A [`Umem`](super::Umem) or a [`DevxObject`], which a command names and the object that it creates keeps.
@@ -132,14 +143,14 @@ impl DevxObject {
             [] => Object::without_memory(file, class, handle),
             _ => Object::new(file, class, handle, keeps.iter().map(|kept| kept.keep()).collect()),
         };
-        let number = number_of(input, output);
-        Ok(DevxObject { inner: Arc::new(DevxInner { object, number }) })
+        let facts = Facts::of(input, output);
+        Ok(DevxObject { inner: Arc::new(DevxInner { object, facts }) })
     }
 
     /// The device's number of the object, from the output of its creation; 0 of those whose number the command chose: flow
     /// table entries, VXLAN ports, entries of the MAC table, and attachments to multicast groups.
     pub fn number(&self) -> u32 {
-        self.inner.number
+        self.inner.facts.number
     }
 
     /// The kernel's handle of the object, a number within its file.
@@ -159,6 +170,70 @@ impl DevxObject {
         const HELD: &str = "an object that was created with it is alive";
         destroy_sole(self.inner, Class::DEVX_OBJECT.verb, HELD, |inner| inner.object.destroy())
             .map_err(|failed| failed.map(|inner| DevxObject { inner }))
+    }
+}
+
+impl DevxObject {
+    /// An object that another process created.
+    pub(crate) fn imported(file: Arc<File>, handle: u32, facts: Facts) -> DevxObject {
+        let object = Object::without_memory(file, Class::DEVX_OBJECT, handle);
+        object.set_owned(false);
+        DevxObject { inner: Arc::new(DevxInner { object, facts }) }
+    }
+
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.inner.object.file()
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        self.inner.facts
+    }
+
+    pub(crate) fn keeps_others(&self) -> bool {
+        self.inner.object.memory().is_some_and(|kept| !kept.is_empty())
+    }
+
+    /// Whether an object of this process keeps it.
+    pub(crate) fn is_kept(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    pub(crate) fn set_owned(&self, owned: bool) {
+        self.inner.object.set_owned(owned);
+    }
+}
+
+impl Facts {
+    /// Those of a new object: `set_devx_obj_info` of libmlx5.
+    fn of(input: &[u8], output: &[u8]) -> Facts {
+        let opcode = half(input, 0);
+        let byte = |at: usize| input.get(at).copied().unwrap_or(0);
+        let is_general = opcode == opcode::CREATE_GENERAL_OBJECT;
+        let kind = match (opcode, half(input, 6)) {
+            (opcode::CREATE_FLOW_TABLE, _) => 1,
+            (opcode::ALLOC_FLOW_COUNTER, _) => 2,
+            (opcode::CREATE_GENERAL_OBJECT, 0xa) => 3,
+            (opcode::CREATE_QP, _) => 4,
+            (opcode::ALLOC_PACKET_REFORMAT_CONTEXT, _) => 5,
+            (opcode::CREATE_TIR, _) => 6,
+            (opcode::CREATE_FLOW_GROUP, _) => 7,
+            (opcode::SET_FLOW_TABLE_ENTRY, _) => 8,
+            (opcode::CREATE_GENERAL_OBJECT, 0x20) => 9,
+            (opcode::CREATE_GENERAL_OBJECT, 0x25) => 10,
+            (opcode::CREATE_GENERAL_OBJECT, 0x24) => 11,
+            (opcode::CREATE_GENERAL_OBJECT, 0x31) => 12,
+            _ => 0,
+        };
+        let rx_icm_addr = match opcode {
+            // Bits 63 to 40 behind the status, 39 to 32 in front of the number, the others behind it.
+            opcode::CREATE_TIR => {
+                let (high, middle, low) = (word(output, 0), word(output, 8), word(output, 12));
+                u64::from(high & 0xff_ffff) << 40 | u64::from(middle >> 24) << 32 | u64::from(low)
+            }
+            _ => 0,
+        };
+        let log_obj_range = if is_general { byte(12) & 0x1f } else { 0 };
+        Facts { number: number_of(input, output), kind, rx_icm_addr, log_obj_range }
     }
 }
 
@@ -237,14 +312,7 @@ impl sealed::Sealed for SharedReceiveQueue {
 #[doc(alias = "mlx5dv_devx_srq_query")]
 pub fn query(target: &(impl DevxTarget + ?Sized), input: &[u8], output: &mut [u8]) -> Result<()> {
     const VERB: &str = "devx_obj_query";
-    /// The byte of QUERY_FLOW_COUNTER with `dump_to_memory`, and that bit.
-    const DUMP: (usize, u8) = (24, 0x40);
-    let dumps = input.get(DUMP.0).is_some_and(|byte| byte & DUMP.1 != 0);
-    if half(input, 0) == opcode::QUERY_FLOW_COUNTER && dumps {
-        let detail = "QUERY_FLOW_COUNTER with dump_to_memory, which would write where a key allows it: query the \
-                      counters into the output";
-        return Err(Error::invalid(VERB, detail));
-    }
+    check_query(VERB, input)?;
     let (context, handle) = target.target();
     run(
         file_of(VERB, &context)?,
@@ -256,6 +324,19 @@ pub fn query(target: &(impl DevxTarget + ?Sized), input: &[u8], output: &mut [u8
         Subject::Of { attribute: uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_HANDLE, handle },
     )
     .map(drop)
+}
+
+/// Refuses a query by which the device would write memory.
+pub(super) fn check_query(verb: &'static str, input: &[u8]) -> Result<()> {
+    /// The byte of QUERY_FLOW_COUNTER with `dump_to_memory`, and that bit.
+    const DUMP: (usize, u8) = (24, 0x40);
+    let dumps = input.get(DUMP.0).is_some_and(|byte| byte & DUMP.1 != 0);
+    if half(input, 0) == opcode::QUERY_FLOW_COUNTER && dumps {
+        let detail = "QUERY_FLOW_COUNTER with dump_to_memory, which would write where a key allows it: query the \
+                      counters into the output";
+        return Err(Error::invalid(verb, detail));
+    }
+    Ok(())
 }
 
 /// Sends a command that changes an object, which the input names by its number, and writes its output to `output`.

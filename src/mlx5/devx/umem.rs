@@ -5,7 +5,8 @@ use super::object::{DevxRef, kept};
 use crate::access::Access;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
-use crate::memory::region::{Backing, DmaBuf, StableBytes, Unowned};
+use crate::file::File;
+use crate::memory::region::{Backing, DmaBuf, Foreign, StableBytes, Unowned};
 use crate::mr::{check_alignment, keep_from_children};
 use crate::number::ByteCount;
 use crate::object::{Class, Object};
@@ -230,7 +231,28 @@ impl UmemBuilder {
     }
 }
 
+impl Umem<Foreign> {
+    /// A umem that another process registered.
+    pub(crate) fn imported(file: Arc<File>, handle: u32, id: u32, length: u64) -> Umem<Foreign> {
+        let object = Object::imported(file, Class::DEVX_UMEM, handle, Backing::foreign(length));
+        Umem { inner: Arc::new(UmemInner { object, id }) }
+    }
+
+    /// Whether an object of this process keeps it.
+    pub(crate) fn is_kept(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    pub(crate) fn set_owned(&self, owned: bool) {
+        self.inner.object.set_owned(owned);
+    }
+}
+
 impl<M> Umem<M> {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.inner.object.file()
+    }
+
     /// The number by which commands name the umem.
     #[doc(alias = "umem_id")]
     pub fn id(&self) -> u32 {
@@ -242,7 +264,7 @@ impl<M> Umem<M> {
         self.inner.object.handle()
     }
 
-    /// The first byte, in the process that registered the memory; null for a dma-buf.
+    /// The first byte; null for a dma-buf, and for memory that another process registered.
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.object.memory().map_or(std::ptr::null_mut(), Backing::as_ptr)
     }

@@ -1,6 +1,7 @@
 //! Commands that a program sends to firmware by itself, and queues that it makes by them alone.
 #![allow(unsafe_code, reason = "commands name memory by number, and queues are written by address")]
 
+pub(crate) mod sharing;
 pub(crate) mod virtio;
 
 use super::raw::{Poller, Poster};
@@ -120,6 +121,12 @@ fn commands_of_another_kind_are_refused() -> Verdict {
         assert_eq!(error.errno(), Errno::INVAL, "{error}");
     }
     Ok(())
+}
+
+fn query_counters(counters: &DevxObject) -> uverbs::Result<()> {
+    let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
+    input[28..].copy_from_slice(&counters.number().to_be_bytes());
+    devx::query(counters, &input, &mut [0; 256])
 }
 
 fn counter_set_is_created_queried_and_destroyed() -> Verdict {
