@@ -144,6 +144,9 @@
 //! | `mlx5dv_devx_umem_reg`, `mlx5dv_devx_umem_reg_ex`, `mlx5dv_devx_umem_dereg`, `struct mlx5dv_devx_umem` | [`devx::Umem::builder`](crate::mlx5::devx::Umem::builder), [`Umem::destroy`](crate::mlx5::devx::Umem::destroy) |
 //! | `mlx5dv_devx_create_event_channel`, `mlx5dv_devx_destroy_event_channel`, `struct mlx5dv_devx_event_channel` | [`devx::DevxEvents`](crate::mlx5::devx::DevxEvents) |
 //! | `mlx5dv_devx_subscribe_devx_event`, `mlx5dv_devx_subscribe_devx_event_fd` | [`subscribe`](crate::mlx5::devx::DevxEvents::subscribe), [`subscribe_eventfd`](crate::mlx5::devx::DevxEvents::subscribe_eventfd) |
+//! | `mlx5dv_devx_create_cmd_comp`, `mlx5dv_devx_destroy_cmd_comp`, `mlx5dv_devx_obj_query_async`, `mlx5dv_devx_get_async_cmd_comp` | [`devx::DevxQueries`](crate::mlx5::devx::DevxQueries) |
+//! | `mlx5dv_devx_obj_export`, `mlx5dv_devx_obj_import`, `mlx5dv_devx_obj_unimport` | [`DevxObject::export_rdma_core`](crate::mlx5::devx::DevxObject::export_rdma_core), [`import_rdma_core`](crate::mlx5::devx::DevxObject::import_rdma_core) |
+//! | `mlx5dv_devx_umem_export`, `mlx5dv_devx_umem_import`, `mlx5dv_devx_umem_unimport` | [`Umem::export_rdma_core`](crate::mlx5::devx::Umem::export_rdma_core), [`import_rdma_core`](crate::mlx5::devx::Umem::import_rdma_core) |
 //! | `mlx5dv_devx_get_event` | [`try_next`](crate::mlx5::devx::DevxEvents::try_next), [`wait`](crate::mlx5::devx::DevxEvents::wait) |
 //! | `mlx5dv_modify_qp_udp_sport`, and of an address handle | [`mlx5::set_udp_source_port`](crate::mlx5::set_udp_source_port), [`mlx5::set_ah_udp_source_port`](crate::mlx5::set_ah_udp_source_port) |
 //! | `mlx5dv_query_qp_lag_port`, `mlx5dv_modify_qp_lag_port` | [`mlx5::query_lag_port`](crate::mlx5::query_lag_port), [`mlx5::set_lag_port`](crate::mlx5::set_lag_port) |
@@ -167,11 +170,8 @@
 //!   wherever the kernel grants it, and a [`Device`](crate::Device) names its driver.
 //! - `mlx5dv_qp_ex_from_ibv_qp_ex`: a queue pair has one type.
 //! - `mlx5dv_map_ah_to_qp`: an address handle needs no queue pair.
-//! - Not yet: `mlx5dv_devx_uar_export_dmabuf_fd`;
-//!   `mlx5dv_devx_create_cmd_comp`, `mlx5dv_devx_destroy_cmd_comp`, `mlx5dv_devx_obj_query_async` and
-//!   `mlx5dv_devx_get_async_cmd_comp`; `mlx5dv_devx_obj_export`, `mlx5dv_devx_obj_import`, `mlx5dv_devx_obj_unimport`,
-//!   `mlx5dv_devx_umem_export`, `mlx5dv_devx_umem_import` and `mlx5dv_devx_umem_unimport`; `mlx5dv_create_mkey` and
-//!   `mlx5dv_destroy_mkey`; `mlx5dv_dci_stream_id_reset`, as there is no DC.
+//! - Not yet: `mlx5dv_devx_uar_export_dmabuf_fd`; `mlx5dv_create_mkey` and `mlx5dv_destroy_mkey`;
+//!   `mlx5dv_dci_stream_id_reset`, as there is no DC.
 //! - Work queues: `mlx5dv_create_wq`, `mlx5dv_devx_wq_query`, `mlx5dv_devx_wq_modify`, `mlx5dv_devx_ind_tbl_query`,
 //!   `mlx5dv_devx_ind_tbl_modify`.
 //! - Steering: `mlx5dv_dr_*` and `mlx5dv_dump_dr_*`, whose tables software keeps; `mlx5dv_create_flow`,

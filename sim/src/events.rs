@@ -5,7 +5,9 @@
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, shutdown, socketpair,
+};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -30,7 +32,7 @@ pub(crate) fn inode(fd: &impl AsFd) -> Result<Inode, Errno> {
 
 #[derive(Debug)]
 struct Ends {
-    ours: UnixStream,
+    ours: OwnedFd,
     inode: Inode,
     /// A duplicate of the program's end, while an object reports there: the kernel uses it to take back the records of
     /// an object that is destroyed.
@@ -38,7 +40,7 @@ struct Ends {
     reporters: usize,
     /// Records that the socket had no room for.
     waiting: VecDeque<Vec<u8>>,
-    /// Bytes of a record.
+    /// Bytes of a record; 0 if they differ.
     width: usize,
     /// Set when a record waits.
     crowded: Crowded,
@@ -51,10 +53,26 @@ impl EventFile {
     /// A file with records of `width` bytes, and the program's end.
     pub(crate) fn new(width: usize, crowded: Crowded) -> Result<(EventFile, OwnedFd), Errno> {
         let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
+        EventFile::of(width, crowded, ours.into(), theirs.into())
+    }
+
+    /// A file with records of any length: each read takes one, and loses what it has no room for.
+    pub(crate) fn of_any_width(crowded: Crowded) -> Result<(EventFile, OwnedFd), Errno> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        EventFile::of(0, crowded, ours, theirs)
+    }
+
+    fn of(
+        width: usize,
+        crowded: Crowded,
+        ours: OwnedFd,
+        theirs: OwnedFd,
+    ) -> Result<(EventFile, OwnedFd), Errno> {
         let inode = inode(&theirs)?;
         let waiting = VecDeque::new();
         let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, crowded };
-        Ok((EventFile(Arc::new(Mutex::new(ends))), theirs.into()))
+        Ok((EventFile(Arc::new(Mutex::new(ends))), theirs))
     }
 
     fn ends(&self) -> MutexGuard<'_, Ends> {
@@ -66,7 +84,7 @@ impl EventFile {
         self.ends().inode == inode
     }
 
-    /// Bytes of a record.
+    /// Bytes of a record; 0 if they differ.
     pub(crate) fn width(&self) -> usize {
         self.ends().width
     }
@@ -131,7 +149,7 @@ impl EventFile {
         let mut ends = self.ends();
         ends.flush();
         ends.waiting.clear();
-        let _ = ends.ours.shutdown(std::net::Shutdown::Both);
+        let _ = shutdown(&ends.ours, Shutdown::Both);
     }
 
     /// Whether nothing reports here and the program has closed its end.

@@ -919,11 +919,14 @@ impl Kernel {
         Ok(Some(Place { reports: Reports { to, user_handle }, theirs }))
     }
 
-    /// Adds an event file.
+    /// Adds an event file with records of `width` bytes, or of any length if it is 0.
     pub(crate) fn add_events(&mut self, file: FileId, width: usize) -> Result<OwnedFd> {
         let crowded = self.crowded.clone();
         let file = self.file_mut(file)?;
-        let (ours, theirs) = EventFile::new(width, crowded)?;
+        let (ours, theirs) = match width {
+            0 => EventFile::of_any_width(crowded)?,
+            _ => EventFile::new(width, crowded)?,
+        };
         file.events.push(ours);
         Ok(theirs)
     }

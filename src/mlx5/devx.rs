@@ -36,6 +36,7 @@
 mod command;
 mod events;
 mod object;
+mod queries;
 mod umem;
 
 pub use command::{general_command, general_command_unchecked, query_eqn};
@@ -43,6 +44,7 @@ pub use events::{DevxEvent, DevxEventData, DevxEvents};
 pub(crate) use object::Facts;
 pub(super) use object::send_modify;
 pub use object::{DevxObject, DevxRef, DevxTarget, modify, query};
+pub use queries::{DevxAnswer, DevxQueries};
 pub use umem::{Umem, UmemBuilder};
 
 pub use crate::sharing::devx::{ImportedDevxObject, ImportedUmem};

@@ -23,10 +23,13 @@ use uverbs_uapi::comp_channel::{
 };
 use uverbs_uapi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs_uapi::mlx5::devx::{
-    MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_FLAGS, MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_HANDLE,
+    MLX5_IB_ATTR_DEVX_ASYNC_CMD_FD_ALLOC_HANDLE, MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_FLAGS,
+    MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_HANDLE, MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC,
     MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC,
 };
-use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD, MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD,
+};
 use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
 
@@ -157,6 +160,17 @@ pub(crate) fn create_devx_event_file(kernel: &dyn Kernel, flags: u32) -> Result<
         Command::new(MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD, MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC);
     command.new_fd(FD).u32(MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_FLAGS, flags);
     kernel.execute(&mut command)?;
+    let fd = i32::try_from(command.made(FD)?).map_err(|_| Errno::PROTO)?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes the file of answers to DEVX queries. It is here for the same reason.
+pub(crate) fn create_devx_command_file(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
+    const FD: u16 = MLX5_IB_ATTR_DEVX_ASYNC_CMD_FD_ALLOC_HANDLE;
+    let mut command =
+        Command::new(MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD, MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC);
+    kernel.execute(command.new_fd(FD))?;
     let fd = i32::try_from(command.made(FD)?).map_err(|_| Errno::PROTO)?;
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -15,8 +15,8 @@ use std::os::fd::AsRawFd;
 use uverbs_connectx::format::event::{self, Event, Subject};
 use uverbs_uapi::mlx5::devx::*;
 use uverbs_uapi::mlx5::object::{
-    MLX5_IB_OBJECT_DEVX, MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD, MLX5_IB_OBJECT_DEVX_OBJ,
-    MLX5_IB_OBJECT_DEVX_UMEM,
+    MLX5_IB_OBJECT_DEVX, MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD, MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD,
+    MLX5_IB_OBJECT_DEVX_OBJ, MLX5_IB_OBJECT_DEVX_UMEM,
 };
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
 use uverbs_uapi::mlx5::prm::mkc::create_mkey_in;
@@ -111,6 +111,28 @@ pub(super) const METHODS: &[Method] = &[
                     MLX5_IB_ATTR_DEVX_OBJ_QUERY_CMD_OUT,
                 ],
             )
+        },
+    },
+    Method {
+        object: MLX5_IB_OBJECT_DEVX_OBJ,
+        method: MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY,
+        attrs: &[
+            MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_HANDLE,
+            MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_CMD_IN,
+            MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_FD,
+            MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_WR_ID,
+            MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_OUT_LEN,
+        ],
+        run: query_async,
+    },
+    Method {
+        object: MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD,
+        method: MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC,
+        attrs: &[MLX5_IB_ATTR_DEVX_ASYNC_CMD_FD_ALLOC_HANDLE],
+        run: |kernel, call| {
+            let fd = kernel.add_events(call.file, 0)?;
+            call.made_fd(MLX5_IB_ATTR_DEVX_ASYNC_CMD_FD_ALLOC_HANDLE, fd);
+            Ok(())
         },
     },
     Method {
@@ -264,10 +286,10 @@ fn number_in(create: u16, word: u32) -> u32 {
     if create == opcode::CREATE_GENERAL_OBJECT { word } else { word & 0xff_ffff }
 }
 
-/// The input of a command, with the context that sends it.
-fn command(kernel: &Kernel, call: &Call<'_>, [cmd_in, cmd_out]: [u16; 2]) -> Result<Vec<u8>> {
+/// The input of a command whose output has `room` bytes, with the context that sends it.
+fn command(kernel: &Kernel, call: &Call<'_>, cmd_in: u16, room: usize) -> Result<Vec<u8>> {
     let mut input = call.bytes(cmd_in);
-    if input.len() < HEADER || call.room(cmd_out) < HEADER {
+    if input.len() < HEADER || room < HEADER {
         return Err(Errno::INVAL);
     }
     let uid = kernel.file(call.file)?.uid;
@@ -293,7 +315,7 @@ fn send(kernel: &mut Kernel, call: &mut Call<'_>, input: &[u8], out: u16) -> Res
 
 fn other(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let out = MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT;
-    let input = command(kernel, call, [MLX5_IB_ATTR_DEVX_OTHER_CMD_IN, out])?;
+    let input = command(kernel, call, MLX5_IB_ATTR_DEVX_OTHER_CMD_IN, call.room(out))?;
     let op = half(&input, 0);
     let is_late = (opcode::GENERAL_START..opcode::GENERAL_END).contains(&op);
     if !opcode::GENERAL_QUERIES.contains(&op) && !is_late {
@@ -352,7 +374,7 @@ fn set_umem_valid(op: u16, bytes: &mut [u8]) {
 
 fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let out = MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT;
-    let mut input = command(kernel, call, [MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN, out])?;
+    let mut input = command(kernel, call, MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN, call.room(out))?;
     let op = half(&input, 0);
     let known = CREATES.iter().find(|(create, _)| *create == op).ok_or(Errno::INVAL)?;
     let is_general = op == opcode::CREATE_GENERAL_OBJECT;
@@ -414,8 +436,23 @@ fn on_object(
     known: &[OnObject],
     [handle, cmd_in, cmd_out]: [u16; 3],
 ) -> Result<()> {
+    let mut input = about_object(kernel, call, known, [handle, cmd_in], call.room(cmd_out))?;
+    set_umem_valid(half(&input, 0), &mut input);
+    let output = send(kernel, call, &input, cmd_out)?;
+    call.put_bytes(cmd_out, &output);
+    Ok(())
+}
+
+/// The input of a command about an object, which is one of those `known`.
+fn about_object(
+    kernel: &mut Kernel,
+    call: &Call<'_>,
+    known: &[OnObject],
+    [handle, cmd_in]: [u16; 2],
+    room: usize,
+) -> Result<Vec<u8>> {
     let identity = identity(kernel, call.file, call.handle(handle)?)?;
-    let mut input = command(kernel, call, [cmd_in, cmd_out])?;
+    let input = command(kernel, call, cmd_in, room)?;
     let op = half(&input, 0);
     let (_, create, at) = known.iter().find(|(known, ..)| *known == op).ok_or(Errno::INVAL)?;
     let is_general = *create == opcode::CREATE_GENERAL_OBJECT;
@@ -424,9 +461,27 @@ fn on_object(
     if identity != (Identity { create: *create, obj_type, number }) || half(&input, 4) != 0 {
         return Err(Errno::INVAL);
     }
-    set_umem_valid(op, &mut input);
-    let output = send(kernel, call, &input, cmd_out)?;
-    call.put_bytes(cmd_out, &output);
+    Ok(input)
+}
+
+/// Queries an object, and reports the output to a file of answers; also firmware's refusal.
+fn query_async(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let length = call.bytes(MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_OUT_LEN);
+    let length: [u8; 2] = length.try_into().map_err(|_| Errno::INVAL)?;
+    let length = usize::from(u16::from_ne_bytes(length));
+    let wr_id = call.u64_if(MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_WR_ID).ok_or(Errno::INVAL)?;
+    let fd = call.fd_if(MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_FD).ok_or(Errno::INVAL)?;
+    let inode = call.user.inode(fd).ok_or(Errno::BADF)?;
+    let files = &kernel.file(call.file)?.events;
+    let answers = files.iter().find(|file| file.is_behind(inode) && file.width() == 0);
+    let answers = answers.ok_or(Errno::BADF)?.clone();
+    let ids = [MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_HANDLE, MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_CMD_IN];
+    let input = about_object(kernel, call, QUERIES, ids, length)?;
+    let (driver, switch) = kernel.driver(call.file)?;
+    let mut record = driver.send(switch, &input)?;
+    record.resize(length, 0);
+    record.splice(..0, wr_id.to_ne_bytes());
+    answers.send(&record);
     Ok(())
 }
 
