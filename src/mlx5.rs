@@ -18,7 +18,7 @@ mod uar;
 pub(crate) mod var;
 
 pub use crate::memory::queue_layout::{
-    CqLayout, QpIndices, QpLayout, RegisterLayout, SrqLayout, WqLayout,
+    CqLayout, QpIndices, QpLayout, RawPacketNumbers, RegisterLayout, SrqLayout, WqLayout,
 };
 pub use crate::sharing::var::{ExportSizes, ImportedVar, export_sizes};
 pub use attr::{ContextAttr, query_device};

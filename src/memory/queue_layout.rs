@@ -24,6 +24,21 @@ pub struct RegisterLayout {
     /// Bytes of each of the register's two BlueFlame buffers, which lie side by side and are written in turn; 0 if it
     /// takes doorbells only: without write combining.
     pub blueflame_bytes: u32,
+    /// The offset at which the context's file maps the page of the register.
+    #[doc(alias = "uar_mmap_offset")]
+    pub mmap_offset: u64,
+}
+
+/// The device's numbers of the objects that the kernel made for a queue pair of raw packets; those of queues that it does
+/// not have are `None`, and all of them in a context without DEVX.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names of the device's manual are the whole meaning")]
+pub struct RawPacketNumbers {
+    pub tirn: Option<u32>,
+    pub tisn: Option<u32>,
+    pub rqn: Option<u32>,
+    pub sqn: Option<u32>,
 }
 
 /// A queue pair.
@@ -43,6 +58,8 @@ pub struct QpLayout {
     pub register: RegisterLayout,
     /// The indices where the library stopped.
     pub posted: QpIndices,
+    /// The objects behind a queue pair of raw packets, which control segments and commands name.
+    pub raw_packet: RawPacketNumbers,
 }
 
 /// A completion queue.

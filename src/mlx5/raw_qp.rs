@@ -87,7 +87,9 @@ impl<S: Sharing> RawQueuePair<S> {
         let (dbrec, (send, register)) = (sq.dbrec().as_ptr(), sq.layout());
         let posted = QpIndices { wqebbs: sq.posted(), receives: rq.map_or(0, Mlx5Rq::posted) };
         let rq = rq.map(Mlx5Rq::layout);
-        let layout = QpLayout { qpn: qp.qpn().0, sq: send, rq, dbrec, register, posted };
+        let raw_packet = sq.raw_packet_numbers();
+        let qpn = qp.qpn().0;
+        let layout = QpLayout { qpn, sq: send, rq, dbrec, register, posted, raw_packet };
         Ok(RawQueuePair { qp, layout })
     }
 

@@ -32,6 +32,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         context::trials(),
         cq::trials(),
         devx::trials(),
+        devx::objects::trials(),
         devx::sharing::trials(),
         devx::virtio::trials(),
         dm::trials(),

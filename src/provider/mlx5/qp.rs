@@ -15,6 +15,7 @@ use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::doorbell_record::DoorbellRecord;
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::gate::Gate;
+use crate::memory::queue_layout::RawPacketNumbers;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::{
     self, CreateRequest, CreatedQp, CreatedTarget, Execute, ExecuteModify, QpChange, QpInitAttr,
@@ -29,8 +30,8 @@ use rustix::param::page_size;
 use std::sync::Arc;
 use uverbs_uapi::buffer::ib_uverbs_buffer_desc;
 use uverbs_uapi::mlx5::abi::{
-    mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_mask,
-    mlx5_ib_modify_qp_resp, mlx5_qp_flags,
+    mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_create_qp_resp_mask, mlx5_ib_modify_qp,
+    mlx5_ib_modify_qp_mask, mlx5_ib_modify_qp_resp, mlx5_qp_flags,
 };
 use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
@@ -63,6 +64,18 @@ pub(super) fn modify_with(change: QpChange, execute: ExecuteModify<'_>) -> Resul
     Ok(response.ece_options)
 }
 
+/// The objects of a queue pair of raw packets, which the kernel tells a context with DEVX.
+fn raw_packet_numbers(response: &mlx5_ib_create_qp_resp) -> RawPacketNumbers {
+    let valid = mlx5_ib_create_qp_resp_mask::from_bits_truncate(response.comp_mask);
+    let told = |mask, number| valid.contains(mask).then_some(number);
+    RawPacketNumbers {
+        tirn: told(mlx5_ib_create_qp_resp_mask::MLX5_IB_CREATE_QP_RESP_MASK_TIRN, response.tirn),
+        tisn: told(mlx5_ib_create_qp_resp_mask::MLX5_IB_CREATE_QP_RESP_MASK_TISN, response.tisn),
+        rqn: told(mlx5_ib_create_qp_resp_mask::MLX5_IB_CREATE_QP_RESP_MASK_RQN, response.rqn),
+        sqn: told(mlx5_ib_create_qp_resp_mask::MLX5_IB_CREATE_QP_RESP_MASK_SQN, response.sqn),
+    }
+}
+
 /// The memory, doorbell record, user index and doorbell register that a queue pair is made from.
 struct QpParts {
     sq_size: SqSize,
@@ -86,6 +99,7 @@ struct QpMemory {
 struct QpRegister {
     register: Arc<DoorbellRegister>,
     page: u32,
+    mmap_offset: u64,
     /// Whether no other queue rings the register while a batch of this queue is rung.
     is_owned: bool,
     /// The lease ends with the queue pair. `None` for the register of a thread domain, which has the lease itself.
@@ -135,8 +149,11 @@ pub(super) fn create(
     let shared = parts.shared(qpn, attr.srq);
     let recv = parts.recv_ring(&shared, source.verb)?;
     let cap = parts.cap();
-    let gate = parts.gate.clone();
-    let send = parts.send_ring(mlx5, &attr, &shared, source.verb)?;
+    let (gate, mmap_offset) = (parts.gate.clone(), parts.register.mmap_offset);
+    let mut send = parts.send_ring(mlx5, &attr, &shared, source.verb)?;
+    if let SendRing::Mlx5(sq) = &mut send {
+        sq.tell(sq::Told { mmap_offset, raw_packet: raw_packet_numbers(&response) });
+    }
     let (member, ece) = (shared.member(), ece(mlx5, &response));
     Ok(CreatedQp { send, recv, qpn, cap, member, gate, named: None, ece })
 }
@@ -298,12 +315,14 @@ impl QpRegister {
         match of_thread {
             Some(lease) => {
                 let (register, page) = (lease.register().clone(), lease.page_id());
-                QpRegister { register, page, is_owned: true, lease: None }
+                let mmap_offset = lease.mmap_offset();
+                QpRegister { register, page, mmap_offset, is_owned: true, lease: None }
             }
             None => {
                 let lease = mlx5.registers.for_queue(kernel);
                 let (register, page) = (lease.register().clone(), lease.page_id());
-                QpRegister { register, page, is_owned: !lease.is_shared(), lease: Some(lease) }
+                let (mmap_offset, is_owned) = (lease.mmap_offset(), !lease.is_shared());
+                QpRegister { register, page, mmap_offset, is_owned, lease: Some(lease) }
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::memory::barrier::udma_to_device;
 use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::gate::Gate;
-use crate::memory::queue_layout::{RegisterLayout, WqLayout};
+use crate::memory::queue_layout::{RawPacketNumbers, RegisterLayout, WqLayout};
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sq_buffer::{SqBuffer, WqeSlot};
 use crate::memory::wqe_segment::SEGMENT;
@@ -216,6 +216,14 @@ pub(crate) struct Mlx5Sq {
     raw_packet: RawPacketLimits,
     pub(super) gate: Gate,
     ring_gate: Gate,
+    told: Box<Told>,
+}
+
+/// Facts of a queue pair for foreign code, beside its rings.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) mmap_offset: u64,
+    pub(crate) raw_packet: RawPacketNumbers,
 }
 
 impl Mlx5Sq {
@@ -255,6 +263,7 @@ impl Mlx5Sq {
             raw_packet: setup.raw_packet,
             gate: setup.gate,
             ring_gate: setup.ring_gate,
+            told: Box::default(),
         })
     }
 
@@ -604,7 +613,16 @@ impl Mlx5Sq {
         let stride = SEGMENTS_PER_WQEBB * SEGMENT as u32;
         let sq = WqLayout { buf: wqebbs.as_ptr(), wqe_count: wqebbs.count(), stride };
         let (reg, blueflame_bytes) = (self.register.as_ptr(), self.register.buffer() as u32);
-        (sq, RegisterLayout { reg, blueflame_bytes })
+        (sq, RegisterLayout { reg, blueflame_bytes, mmap_offset: self.told.mmap_offset })
+    }
+
+    /// Sets what foreign code will be told.
+    pub(crate) fn tell(&mut self, told: Told) {
+        *self.told = told;
+    }
+
+    pub(crate) fn raw_packet_numbers(&self) -> RawPacketNumbers {
+        self.told.raw_packet
     }
 
     /// WQEBBs posted, modulo 2^16.

@@ -72,6 +72,8 @@ impl UarPage {
 struct Bfreg {
     register: Arc<DoorbellRegister>,
     page_id: u32,
+    /// The offset at which the file maps the page.
+    mmap_offset: u64,
 }
 
 /// A register that several queue pairs ring.
@@ -136,7 +138,11 @@ impl Registers {
         Ok(Registers {
             bf_reg_size: bf_reg_size as usize,
             uars_per_page: uars_per_page as usize,
-            non_cached: Bfreg { register: Arc::new(register), page_id: page.id },
+            non_cached: Bfreg {
+                register: Arc::new(register),
+                page_id: page.id,
+                mmap_offset: page.offset,
+            },
             arming: Arc::new(arming),
             page,
             pool: Lock::default(),
@@ -233,7 +239,8 @@ impl Registers {
                 let register = DoorbellRegister::new(mapping.clone(), offset, self.bf_reg_size / 2)
                     .ok_or(Errno::BADMSG)?;
                 let page_id = page.id.checked_add(uar as u32).ok_or(Errno::BADMSG)?;
-                bfregs.push(Bfreg { register: Arc::new(register), page_id });
+                let register = Arc::new(register);
+                bfregs.push(Bfreg { register, page_id, mmap_offset: page.offset });
             }
         }
         // Reversed, because registers are taken from the end.
@@ -286,6 +293,10 @@ impl RegisterLease {
     pub(crate) fn page_id(&self) -> u32 {
         self.bfreg.page_id
     }
+
+    pub(crate) fn mmap_offset(&self) -> u64 {
+        self.bfreg.mmap_offset
+    }
 }
 
 impl Drop for RegisterLease {
@@ -318,7 +329,7 @@ mod tests {
         let with = |uars_per_page| Registers {
             bf_reg_size: 512,
             uars_per_page,
-            non_cached: Bfreg { register: register.clone(), page_id: 5 },
+            non_cached: Bfreg { register: register.clone(), page_id: 5, mmap_offset: 0 },
             arming: register.clone(),
             page,
             pool: Lock::default(),

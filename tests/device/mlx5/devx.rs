@@ -1,6 +1,7 @@
 //! Commands that a program sends to firmware by itself, and queues that it makes by them alone.
 #![allow(unsafe_code, reason = "commands name memory by number, and queues are written by address")]
 
+pub(crate) mod objects;
 pub(crate) mod sharing;
 pub(crate) mod virtio;
 

@@ -1,0 +1,433 @@
+//! Each kind of object that programs create by commands, and queries that do not wait.
+
+use super::{Queues, about, command, create, open, query_counters};
+use crate::capability::Capability;
+use crate::env;
+use crate::fork::in_child;
+use crate::leaks::rounds;
+use crate::pair::{Config, PATIENCE, Pair};
+use crate::verdict::{Verdict, supported, trials};
+use std::collections::BTreeSet;
+use uverbs::mlx5::devx::{self, DevxObject, DevxQueries, DevxRef, Umem};
+use uverbs::mlx5::{QpLayout, RawPacketNumbers, RawQueuePair, Uar, UarKind, pd_number};
+use uverbs::{Access, Context, Errno, Lkey, ObjectKind, QpType, Remote, SendWr, Sge, WcOpcode};
+use uverbs_uapi::mlx5::cqe::mlx5_cqe_opcode;
+use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc, query_mkey_out};
+use uverbs_uapi::mlx5::prm::qpc::{qpc, rst2init_qp_in};
+use uverbs_uapi::mlx5::prm::rqc::{
+    create_rq_in, create_rqt_in, create_sq_in, create_tir_in, create_tis_in, modify_rq_in,
+    modify_sq_in, query_rq_out, query_rqt_out, query_sq_out, query_tir_out, query_tis_out, rqc,
+    rqtc, sqc, tirc, tisc,
+};
+use uverbs_uapi::mlx5::prm::srqc::wq;
+use uverbs_uapi::mlx5::prm::vport::query_q_counter_out;
+use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+
+trials![
+    mkey_over_a_umem_names_its_memory,
+    mkeys_that_make_no_sense_are_refused,
+    raw_queues_and_what_steers_to_them_are_created,
+    raw_packet_queue_pair_tells_its_objects,
+    counter_set_counts_for_one_queue_pair,
+    answers_arrive_with_their_numbers_and_lengths,
+    queries_that_the_kernel_does_not_take_are_refused,
+    answers_leave_nothing,
+    answers_stay_the_parents,
+];
+
+/// A command of a layout, as bytes that may grow.
+fn input<L: Layout>(op: u16) -> Bits<L, Vec<u8>> {
+    let mut bytes = vec![0; L::INFO.bits / 8];
+    bytes[..2].copy_from_slice(&op.to_be_bytes());
+    Bits::new(bytes)
+}
+
+/// The output of a query of an object.
+fn query<L: Layout>(op: u16, object: &DevxObject) -> Verdict<Bits<L, Vec<u8>>> {
+    // RQ tables have their queues behind the context.
+    let mut output = vec![0; L::INFO.bits / 8 + 64];
+    devx::query(object, &about(op, object.number()), &mut output)?;
+    Ok(Bits::new(output))
+}
+
+/// The variant part of the mkeys, the last byte of a key.
+const VARIANT: u32 = 0x42;
+
+/// An mkey over `length` bytes of a umem.
+fn mkey(pd: u32, umem: &Umem, start: u64, length: u64) -> Bits<create_mkey_in, Vec<u8>> {
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    command.set(create_mkey_in::mkey_umem_id, umem.id().into());
+    // Two pages in each octoword, and those at both ends may be in part.
+    let octowords = (length / 4096 + 2).div_ceil(2);
+    command.set(create_mkey_in::translations_octword_actual_size, octowords);
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    for (field, value) in [
+        (mkc::access_mode_1_0, 1),
+        (mkc::lr, 1),
+        (mkc::lw, 1),
+        (mkc::rr, 1),
+        (mkc::rw, 1),
+        (mkc::qpn, 0xff_ffff),
+        (mkc::mkey_7_0, VARIANT.into()),
+        (mkc::pd, pd.into()),
+        (mkc::start_addr, start),
+        (mkc::len, length),
+        (mkc::log_page_size, 12),
+        (mkc::translations_octword_size, octowords),
+    ] {
+        context.set(field, value);
+    }
+    command
+}
+
+fn mkey_over_a_umem_names_its_memory() -> Verdict {
+    const LENGTH: usize = 5 * 4096;
+    let context = open()?;
+    let mut queues = Queues::new(context.clone())?;
+    let umem = Umem::builder(&context).page_sizes(4096).allocate(LENGTH)?;
+    let start = umem.as_ptr() as u64;
+    let command = mkey(pd_number(&queues.pd)?, &umem, start, LENGTH as u64);
+    let mkey = create(&context, command.bytes(), &[&umem])?;
+    let key = mkey.number() << 8 | VARIANT;
+    let found = query::<query_mkey_out>(opcode::QUERY_MKEY, &mkey)?;
+    let found = found.sub(query_mkey_out::memory_key_mkey_entry);
+    assert_eq!((found.get(mkc::start_addr), found.get(mkc::len)), (start, LENGTH as u64));
+    let mut region = queues.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1024)?;
+    for word in 0..1024 {
+        region.write_at(word, word as u64 + 1)?;
+    }
+    // To the memory of the umem as a peer, across a page, and back from it as local memory.
+    let offset = 4096 - 64;
+    let to = Remote { addr: start + offset as u64, rkey: uverbs::Rkey(key) };
+    let head = queues.poster.rdma_write(&region.sge(..4096)?, &to);
+    queues.ring(head)?;
+    queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+    for word in 0..512 {
+        // SAFETY: inside the umem, which the device does not write now.
+        let found = unsafe { umem.as_ptr().wrapping_add(offset).cast::<u64>().add(word).read() };
+        assert_eq!(found, word as u64 + 1);
+    }
+    let from = Sge { addr: start + offset as u64 + 8, length: 8, lkey: Lkey(key) };
+    let head = queues.poster.rdma_write(&from, &region.remote(8000)?);
+    queues.ring(head)?;
+    queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+    assert_eq!(region.read_at(1000), Some(2));
+    // It keeps the umem.
+    assert_eq!(umem.destroy().expect_err("it is kept").into_parts().1.errno(), Errno::BUSY);
+    mkey.destroy()?;
+    Ok(())
+}
+
+fn mkeys_that_make_no_sense_are_refused() -> Verdict {
+    let context = open()?;
+    let pd = context.alloc_pd()?;
+    let (pd, umem) = (pd_number(&pd)?, Umem::builder(&context).page_sizes(4096).allocate(8192)?);
+    let start = umem.as_ptr() as u64;
+    let refused = |command: Bits<create_mkey_in, Vec<u8>>| {
+        let error = create(&context, command.bytes(), &[&umem]).err();
+        assert_eq!(error.and_then(|error| error.kernel_errno()), Some(Errno::REMOTEIO));
+    };
+    refused(mkey(pd, &umem, start, 8193));
+    refused(mkey(0xff_ffff, &umem, start, 8192));
+    let mut other = mkey(pd, &umem, start, 8192);
+    other.set(create_mkey_in::mkey_umem_id, 0xffff);
+    refused(other);
+    let mut outside = mkey(pd, &umem, start, 8192);
+    outside.set(create_mkey_in::mkey_umem_offset, 1 << 40);
+    refused(outside);
+    // The whole of the physical memory.
+    let mut physical = mkey(pd, &umem, 0, 0);
+    let mut entry = physical.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    entry.set(mkc::access_mode_1_0, 0);
+    entry.set(mkc::length64, 1);
+    refused(physical);
+    Ok(())
+}
+
+/// Completion queue, send queue, receive queue, RQ table, TIS and TIR, all in one umem.
+struct Raw {
+    tir: DevxObject,
+    rqt: DevxObject,
+    tis: DevxObject,
+    sq: DevxObject,
+    rq: DevxObject,
+    domain: DevxObject,
+    _uar: Uar,
+    _pd: uverbs::ProtectionDomain,
+}
+
+/// Offsets in the umem.
+const SENDS: u64 = 0;
+const RECEIVES: u64 = 0x1000;
+const CQES: u64 = 0x2000;
+const RECORDS: u64 = 0x3000;
+
+impl Raw {
+    fn new(context: &Context) -> Verdict<Raw> {
+        let pd = context.alloc_pd()?;
+        let uar = Uar::alloc(context, UarKind::NonCached)?;
+        let umem = Umem::builder(context).page_sizes(4096).allocate(0x4000)?;
+        let (id, pd_number) = (u64::from(umem.id()), u64::from(pd_number(&pd)?));
+        let mut asked = input::<create_cq_in>(opcode::CREATE_CQ);
+        asked.set(create_cq_in::cq_umem_id, id);
+        asked.set(create_cq_in::cq_umem_offset, CQES);
+        let mut queue = asked.sub_mut(create_cq_in::cq_context);
+        for (field, value) in [
+            (cqc::log_cq_size, 5),
+            (cqc::uar_page, uar.page_id().into()),
+            (cqc::c_eqn_or_apu_element, devx::query_eqn(context, 0)?.into()),
+            (cqc::dbr_umem_id, id),
+            (cqc::dbr_addr, RECORDS),
+        ] {
+            queue.set(field, value);
+        }
+        let cq = create(context, asked.bytes(), &[&umem])?;
+        let domain = create(context, &command::<16>(opcode::ALLOC_TRANSPORT_DOMAIN), &[])?;
+        let mut asked = input::<create_tis_in>(opcode::CREATE_TIS);
+        asked.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain.number().into());
+        let tis = create(context, asked.bytes(), &[&domain])?;
+        let work_queue = |mut queue: Bits<wq, &mut [u8]>, offset: u64, stride: u64, record: u64| {
+            for (field, value) in [
+                (wq::wq_type, 1),
+                (wq::pd, pd_number),
+                (wq::uar_page, uar.page_id().into()),
+                (wq::log_wq_stride, stride),
+                (wq::log_wq_sz, 4),
+                (wq::wq_umem_id, id),
+                (wq::wq_umem_offset, offset),
+                (wq::dbr_umem_id, id),
+                (wq::dbr_addr, RECORDS + record),
+            ] {
+                queue.set(field, value);
+            }
+        };
+        let mut asked = input::<create_sq_in>(opcode::CREATE_SQ);
+        let mut queue = asked.sub_mut(create_sq_in::ctx);
+        queue.set(sqc::cqn, cq.number().into());
+        queue.set(sqc::tis_lst_sz, 1);
+        queue.set(sqc::tis_num_0, tis.number().into());
+        work_queue(queue.sub_mut(sqc::wq), SENDS, 6, 64);
+        let sq = create(context, asked.bytes(), &[&umem, &cq, &tis])?;
+        let mut asked = input::<create_rq_in>(opcode::CREATE_RQ);
+        let mut queue = asked.sub_mut(create_rq_in::ctx);
+        queue.set(rqc::cqn, cq.number().into());
+        work_queue(queue.sub_mut(rqc::wq), RECEIVES, 4, 128);
+        let rq = create(context, asked.bytes(), &[&umem, &cq])?;
+        let mut asked = input::<create_rqt_in>(opcode::CREATE_RQT);
+        asked.sub_mut(create_rqt_in::rqt_context).set(rqtc::rqt_actual_size, 1);
+        let mut bytes = asked.into_inner();
+        bytes.extend(rq.number().to_be_bytes());
+        let rqt = create(context, &bytes, &[&rq])?;
+        let mut asked = input::<create_tir_in>(opcode::CREATE_TIR);
+        let mut fields = asked.sub_mut(create_tir_in::ctx);
+        for (field, value) in [
+            (tirc::disp_type, 1),
+            (tirc::indirect_table, rqt.number().into()),
+            (tirc::rx_hash_fn, 2),
+            (tirc::transport_domain, domain.number().into()),
+        ] {
+            fields.set(field, value);
+        }
+        let tir = create(context, asked.bytes(), &[&rqt, &domain])?;
+        Ok(Raw { tir, rqt, tis, sq, rq, domain, _uar: uar, _pd: pd })
+    }
+}
+
+fn raw_queues_and_what_steers_to_them_are_created() -> Verdict {
+    const READY: u64 = 1;
+    let context = open()?;
+    let Raw { tir, rqt, tis, sq, rq, domain, _uar, _pd } = Raw::new(&context)?;
+    let numbers: BTreeSet<u32> = [&tir, &rqt, &tis, &sq, &rq].map(|it| it.number()).into();
+    assert!(!numbers.contains(&0));
+    let mut command = input::<modify_sq_in>(opcode::MODIFY_SQ);
+    command.set(modify_sq_in::sqn, sq.number().into());
+    command.sub_mut(modify_sq_in::ctx).set(sqc::state, READY);
+    // SAFETY: nothing is posted.
+    unsafe { devx::modify(&sq, command.bytes(), &mut [0; 16])? };
+    let mut command = input::<modify_rq_in>(opcode::MODIFY_RQ);
+    command.set(modify_rq_in::rqn, rq.number().into());
+    command.sub_mut(modify_rq_in::ctx).set(rqc::state, READY);
+    // SAFETY: as above.
+    unsafe { devx::modify(&rq, command.bytes(), &mut [0; 16])? };
+    let found = query::<query_sq_out>(opcode::QUERY_SQ, &sq)?;
+    let found = found.sub(query_sq_out::sq_context);
+    assert_eq!((found.get(sqc::state), found.get32(sqc::tis_num_0)), (READY, tis.number()));
+    let found = query::<query_rq_out>(opcode::QUERY_RQ, &rq)?;
+    assert_eq!(found.sub(query_rq_out::rq_context).get(rqc::state), READY);
+    let found = query::<query_tis_out>(opcode::QUERY_TIS, &tis)?;
+    let of_tis = found.sub(query_tis_out::tis_context).get32(tisc::transport_domain);
+    let found = query::<query_tir_out>(opcode::QUERY_TIR, &tir)?;
+    let found = found.sub(query_tir_out::tir_context);
+    let of_tir = (found.get32(tirc::transport_domain), found.get32(tirc::indirect_table));
+    assert_eq!((of_tis, of_tir), (domain.number(), (domain.number(), rqt.number())));
+    let found = query::<query_rqt_out>(opcode::QUERY_RQT, &rqt)?;
+    assert_eq!(found.sub(query_rqt_out::rqt_context).get(rqtc::rqt_actual_size), 1);
+    let queue = found.bytes()[query_rqt_out::SIZE..][..4].try_into().map(u32::from_be_bytes);
+    assert_eq!(queue.ok(), Some(rq.number()));
+    // Whatever the order in which they are dropped, each goes before what it names.
+    drop((domain, rq, sq, tis, rqt, tir));
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+fn raw_packet_queue_pair_tells_its_objects() -> Verdict {
+    env::packets()?;
+    let context = open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.cq_builder(16).build()?;
+    let raw = |kind: QpType| -> Verdict<QpLayout> {
+        let built = pd.qp_builder(&cq, &cq, kind).max_send_wr(4).max_recv_wr(4).build();
+        let qp = supported(built, Capability::RawPacket)?;
+        Ok(RawQueuePair::take(qp)?.layout())
+    };
+    let QpLayout { qpn, register, raw_packet, .. } = raw(QpType::RAW_PACKET)?;
+    assert_ne!(register.mmap_offset, 0);
+    let RawPacketNumbers { tirn, tisn, rqn, sqn, .. } = raw_packet;
+    assert!([tirn, tisn, rqn, sqn].iter().all(|number| number.is_some_and(|it| it != 0)));
+    assert_ne!(sqn, rqn, "{qpn:#x}");
+    assert_eq!(raw(QpType::RC)?.raw_packet, RawPacketNumbers::default());
+    Ok(())
+}
+
+fn counter_set_counts_for_one_queue_pair() -> Verdict {
+    /// `MLX5_QP_OPTPAR_COUNTER_SET_ID`
+    const COUNTER_SET: u64 = 1 << 25;
+    open()?;
+    let mut pair = Pair::new(Config::rc())?;
+    let context = pair.b.context.clone();
+    let counters = create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?;
+    let count = || -> Verdict<u64> {
+        let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
+        input[28..].copy_from_slice(&counters.number().to_be_bytes());
+        let mut output = vec![0; query_q_counter_out::SIZE];
+        devx::query(&counters, &input, &mut output)?;
+        let output = Bits::<query_q_counter_out, _>::new(output);
+        Ok(output.get(query_q_counter_out::rx_write_requests))
+    };
+    let write = |pair: &mut Pair| -> Verdict {
+        let (from, to) = (pair.a.sge(0..8), pair.b.remote(64));
+        pair.a.send(SendWr::write(to, &[from]).id(1).signaled())?;
+        pair.a.expect(1, WcOpcode::WRITE).map(drop)
+    };
+    write(&mut pair)?;
+    assert_eq!(count()?, 0);
+    let mut input = input::<rst2init_qp_in>(opcode::RTS2RTS_QP);
+    input.set(rst2init_qp_in::qpn, pair.b.qp.qpn().0.into());
+    input.set(rst2init_qp_in::opt_param_mask, COUNTER_SET);
+    input.sub_mut(rst2init_qp_in::qpc).set(qpc::counter_set_id, counters.number().into());
+    let control: &uverbs::QpControl = &pair.b.qp;
+    // SAFETY: the command changes the counter set alone.
+    unsafe { devx::modify(control, input.bytes(), &mut [0; 16])? };
+    for round in 1..=3 {
+        write(&mut pair)?;
+        assert_eq!(count()?, round);
+    }
+    drop(pair);
+    Ok(counters.destroy()?)
+}
+
+fn counter_query(counters: &DevxObject) -> [u8; 32] {
+    let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
+    input[28..].copy_from_slice(&counters.number().to_be_bytes());
+    input
+}
+
+fn counters(context: &Context) -> uverbs::Result<DevxObject> {
+    create(context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])
+}
+
+fn answers_arrive_with_their_numbers_and_lengths() -> Verdict {
+    let context = open()?;
+    let (queries, counters) = (DevxQueries::create(&context)?, counters(&context)?);
+    assert_eq!(queries.try_next()?, None);
+    let lengths = [256, 16, 100, 64];
+    for (nth, length) in lengths.into_iter().enumerate() {
+        queries.query(&counters, &counter_query(&counters), length, u64::MAX - nth as u64)?;
+    }
+    let mut left: BTreeSet<(u64, usize)> = lengths
+        .into_iter()
+        .enumerate()
+        .map(|(nth, length)| (u64::MAX - nth as u64, usize::from(length)))
+        .collect();
+    while !left.is_empty() {
+        let answer = queries.wait(Some(PATIENCE))?.expect("an answer");
+        assert!(left.remove(&(answer.wr_id, answer.output.len())), "{answer:?}");
+        // Firmware writes whole outputs, of which short ones have no room.
+        if answer.output.len() == 256 {
+            answer.check()?;
+        }
+    }
+    assert_eq!(queries.try_next()?, None);
+    // A queue of the verbs.
+    let pair = Pair::on(context.clone(), context, Config::rc())?;
+    let control: &uverbs::QpControl = &pair.a.qp;
+    queries.query(control, &about(opcode::QUERY_QP, pair.a.qp.qpn().0), 1024, 5)?;
+    let answer = queries.wait(Some(PATIENCE))?.expect("an answer");
+    answer.check()?;
+    assert_eq!((answer.wr_id, answer.output.len()), (5, 1024));
+    Ok(())
+}
+
+fn queries_that_the_kernel_does_not_take_are_refused() -> Verdict {
+    let context = open()?;
+    let (queries, own) = (DevxQueries::create(&context)?, counters(&context)?);
+    let errno = |answer: uverbs::Result<()>| answer.err().map(|error| error.errno());
+    let number = own.number();
+    for input in [&about(opcode::QUERY_CQ, number)[..], &command::<32>(opcode::DEALLOC_Q_COUNTER)] {
+        assert_eq!(errno(queries.query(&own, input, 256, 1)), Some(Errno::INVAL));
+    }
+    let good = counter_query(&own);
+    for (input, length) in [(&good[..], 15), (&good[..8], 256)] {
+        let error = queries.query(&own, input, length, 1).unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    }
+    let mut dump: [u8; 32] = command(opcode::QUERY_FLOW_COUNTER);
+    dump[24] = 0x40;
+    assert_eq!(errno(queries.query(&own, &dump, 256, 1)), Some(Errno::INVAL));
+    let other = open()?;
+    let theirs = counters(&other)?;
+    assert_eq!(errno(queries.query(&theirs, &counter_query(&theirs), 256, 1)), Some(Errno::INVAL));
+    assert_eq!(queries.try_next()?, None);
+    Ok(())
+}
+
+fn answers_leave_nothing() -> Verdict {
+    let kinds = [ObjectKind::MLX5_DEVX_OBJ, ObjectKind::MLX5_DEVX_UMEM];
+    rounds(&kinds, |context| {
+        open()?;
+        let context = context.clone();
+        Ok(Box::new(move || {
+            let (queries, counters) = (DevxQueries::create(&context)?, counters(&context)?);
+            queries.query(&counters, &counter_query(&counters), 256, 1)?;
+            queries.query(&counters, &counter_query(&counters), 256, 2)?;
+            queries.wait(Some(PATIENCE))?.expect("an answer").check()?;
+            let pd = context.alloc_pd()?;
+            let umem = Umem::builder(&context).page_sizes(4096).allocate(8192)?;
+            let command = mkey(pd_number(&pd)?, &umem, umem.as_ptr() as u64, 8192);
+            let kept: [&dyn DevxRef; 1] = [&umem];
+            drop(create(&context, command.bytes(), &kept)?);
+            Ok(())
+        }))
+    })
+}
+
+fn answers_stay_the_parents() -> Verdict {
+    let context = open()?;
+    let mine = (DevxQueries::create(&context)?, counters(&context)?);
+    let (queries, counters) = in_child(mine, |(queries, counters)| {
+        for result in [
+            queries.query(&counters, &counter_query(&counters), 256, 1),
+            queries.try_next().map(drop),
+            queries.wait(None).map(drop),
+            counters.export().map(drop),
+        ] {
+            let error = result.expect_err("it is the parent's");
+            assert!(error.is_forked(), "{error}");
+        }
+        Ok(())
+    })?;
+    query_counters(&counters)?;
+    drop(queries);
+    Ok(())
+}
