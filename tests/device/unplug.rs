@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
-use uverbs::mlx5::devx::{DevxEventData, DevxEvents, DevxObject};
+use uverbs::mlx5::devx::{DevxEventData, DevxEvents, DevxObject, DevxQueries};
 use uverbs::mlx5::{Uar, UarKind, Var, VarKind};
 use uverbs::{
     Access, Context, Device, Errno, EventType, Notify, ObjectKind, PostError, QpAttr, QpState,
@@ -300,6 +300,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let uar = Uar::alloc(&context, UarKind::NonCached)?;
     let counters = counters(&context)?;
     let events = DevxEvents::create(&context, DevxEventData::Entry)?;
+    let queries = DevxQueries::create(&context)?;
     let (page, bell) = (var.map()?, uar.map()?);
     page.ring_u32(0, 1)?;
     Ok(move || {
@@ -331,6 +332,9 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         gone("DevxObject::create", self::counters(&context))?;
         gone("DevxEvents::try_next", events.try_next())?;
         gone("DevxEvents::wait", events.wait(None))?;
+        gone("DevxQueries::query", queries.query(&counters, &[0; 32], 256, 1))?;
+        gone("DevxQueries::try_next", queries.try_next())?;
+        gone("DevxQueries::wait", queries.wait(None))?;
         counters.destroy()?;
         // The kernel has destroyed all objects, so that their destruction is no error, one by one or by drop; lent
         // registers still come back.

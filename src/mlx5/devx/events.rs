@@ -76,6 +76,18 @@ pub struct DevxEvents {
     data: DevxEventData,
 }
 
+/// Fails when the device of an empty file is gone, which a non-blocking read does not tell (`devx_async_event_read`,
+/// `devx_async_cmd_event_read`): it answers `EAGAIN`, and the file polls as readable and hung up.
+pub(super) fn check_device(verb: &'static str, fd: BorrowedFd<'_>) -> Result<()> {
+    let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec::default())).map_err(|errno| Error::new(verb, errno))?;
+    if fds[0].revents().intersects(hung_up) {
+        return Err(Error::from_kernel(verb, Errno::IO));
+    }
+    Ok(())
+}
+
 impl DevxEvents {
     /// Creates a channel. Dropping it ends its subscriptions, unless a forked child or a duplicate has the file, too.
     ///
@@ -181,7 +193,7 @@ impl DevxEvents {
             DevxEventData::Entry => read_record(GET, self.fd.as_fd(), &mut record)?,
         };
         let entry = match (read, self.data) {
-            (Read::Empty, _) => return self.check_device().map(|()| None),
+            (Read::Empty, _) => return check_device(GET, self.fd.as_fd()).map(|()| None),
             (Read::Record, DevxEventData::Omitted) => None,
             (Read::Record, DevxEventData::Entry) => {
                 let mut entry = [0; EQE];
@@ -191,18 +203,6 @@ impl DevxEvents {
             }
         };
         Ok(Some(DevxEvent { cookie: u64::from_ne_bytes(cookie), entry }))
-    }
-
-    /// Fails when the device is gone, which a non-blocking read does not tell (`devx_async_event_read`): it answers `EAGAIN`,
-    /// and the file polls as readable and hung up.
-    fn check_device(&self) -> Result<()> {
-        let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::RDHUP)];
-        poll(&mut fds, Some(&Timespec::default())).map_err(|errno| Error::new(GET, errno))?;
-        if fds[0].revents().intersects(hung_up) {
-            return Err(Error::from_kernel(GET, Errno::IO));
-        }
-        Ok(())
     }
 
     /// Waits for an event, at most for `timeout`, for ever without one. `None` after the timeout.

@@ -1,6 +1,7 @@
 //! Queries of objects that do not wait for firmware: the answers arrive at a file.
 
 use super::command::{check, explain, file_of, half};
+use super::events::check_device;
 use super::object::{DevxTarget, check_query};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -143,7 +144,9 @@ impl DevxQueries {
         let length = loop {
             match rustix::io::read(&self.fd, &mut record[..]) {
                 Ok(length) => break length,
-                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::AGAIN) => {
+                    return check_device(GET, self.fd.as_fd()).map(|()| None);
+                }
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(Error::from_kernel(GET, errno)),
             }
