@@ -116,14 +116,16 @@ fn run() -> Result<()> {
     let mut descriptor = [0; 16];
     descriptor[..8].copy_from_slice(&(base + FRAME as u64).to_le_bytes());
     descriptor[8..12].copy_from_slice(&((HEADER + frame.len()) as u32).to_le_bytes());
-    // SAFETY: all of it is inside the memory, which nothing else borrows; the device reads it after the index is there.
-    let used = unsafe {
-        at(FRAME + HEADER).copy_from_nonoverlapping(frame.as_ptr(), frame.len());
-        at(DESCRIPTORS).copy_from_nonoverlapping(descriptor.as_ptr(), descriptor.len());
-        // Entry 0 of the available ring is descriptor 0 already.
-        AtomicU16::from_ptr(at(AVAILABLE + 2).cast()).store(1u16.to_le(), Ordering::Release);
-        AtomicU16::from_ptr(at(USED + 2).cast())
-    };
+    // SAFETY: inside the memory, which nothing else borrows; the device reads it after the index is there.
+    unsafe { at(FRAME + HEADER).copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
+    // SAFETY: as above.
+    unsafe { at(DESCRIPTORS).copy_from_nonoverlapping(descriptor.as_ptr(), descriptor.len()) };
+    // SAFETY: inside the memory and aligned; it is accessed as an atomic alone.
+    let available = unsafe { AtomicU16::from_ptr(at(AVAILABLE + 2).cast()) };
+    // SAFETY: as above.
+    let used = unsafe { AtomicU16::from_ptr(at(USED + 2).cast()) };
+    // Entry 0 of the available ring is descriptor 0 already.
+    available.store(1u16.to_le(), Ordering::Release);
     doorbells.ring_u16(0, QUEUE)?;
     let deadline = Instant::now() + Duration::from_secs(10);
     while u16::from_le(used.load(Ordering::Acquire)) != 1 {

@@ -104,8 +104,9 @@ fn mkey_over_a_umem_names_its_memory() -> Verdict {
     queues.ring(head)?;
     queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
     for word in 0..512 {
+        let place = umem.as_ptr().wrapping_add(offset).cast::<u64>().wrapping_add(word);
         // SAFETY: inside the umem, which the device does not write now.
-        let found = unsafe { umem.as_ptr().wrapping_add(offset).cast::<u64>().add(word).read() };
+        let found = unsafe { place.read() };
         assert_eq!(found, word as u64 + 1);
     }
     let from = Sge { addr: start + offset as u64 + 8, length: 8, lkey: Lkey(key) };
