@@ -176,7 +176,8 @@ fn change(virtq: &DevxObject, to: u64) -> Result<()> {
     net.set(object::modify_field_select, MODIFY_STATE);
     net.set(object::state, to);
     // SAFETY: the queue's memory stays registered longer than the queue.
-    Ok(unsafe { devx::modify(virtq, input.bytes(), &mut [0; 16])? })
+    unsafe { devx::modify(virtq, input.bytes(), &mut [0; 16])? };
+    Ok(())
 }
 
 /// How many chains of descriptors the device has taken, and how many it has given back.
