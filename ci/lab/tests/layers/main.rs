@@ -71,7 +71,10 @@ const UVERBS: &[Layer] = &[
             "xrcd",
         ],
     ),
-    ("mlx5, cm and owned", &["bench", "cm", "litmus", "mlx5", "owned", "sharing/var"]),
+    (
+        "mlx5, cm and owned",
+        &["bench", "cm", "litmus", "mlx5", "owned", "sharing/devx", "sharing/var"],
+    ),
     ("aio", &["aio"]),
     ("the crate", &["lib", "porting"]),
 ];
