@@ -243,9 +243,12 @@ fn a_frame_goes_from_one_virtqueue_to_another() {
     assert_eq!([&first[..], &rest].concat(), [&header[..], &frame].concat());
 }
 
+/// A chain of descriptors, by its name.
+type Chain = (&'static str, fn(&mut Queues, Virtq));
+
 #[test]
 fn chains_that_make_no_sense_move_a_virtqueue_to_error() {
-    let chains: [(&str, fn(&mut Queues, Virtq)); 5] = [
+    let chains: [Chain; 5] = [
         ("a circle", |queues, virtq| {
             (0..ENTRIES as u16).for_each(|at| queues.describe(virtq, at, (0, 8), NEXT));
         }),
