@@ -266,8 +266,8 @@ impl PacketFault {
         self
     }
 
-    /// Whether it is that of a packet, which passes.
-    pub(crate) fn meets(&mut self, packet: &[u8]) -> bool {
+    /// Whether it is to happen to a packet. One that passes before counts, whatever happens to it.
+    pub(crate) fn is_due(&mut self, packet: &[u8]) -> bool {
         let opcode = packet.first().and_then(|byte| Opcode::from_byte(*byte));
         let kind = opcode.map(|opcode| match opcode.operation {
             Operation::Acknowledge => PacketKind::Acknowledge,
@@ -277,12 +277,15 @@ impl PacketFault {
         if self.count == 0 || self.of.is_some() && self.of != kind {
             return false;
         }
-        let meets = self.after == 0;
-        match meets {
-            true => self.count -= 1,
-            false => self.after -= 1,
-        }
-        meets
+        let due = self.after == 0;
+        self.after = self.after.saturating_sub(1);
+        due
+    }
+
+    /// It happens to a packet.
+    pub(crate) fn happen(&mut self) -> Change {
+        self.count = self.count.saturating_sub(1);
+        self.change
     }
 
     pub(crate) fn is_over(&self) -> bool {

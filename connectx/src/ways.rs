@@ -125,14 +125,22 @@ impl Way {
         }
     }
 
-    /// The change of a packet by script.
+    /// The change of a packet by script: of the scripts that are due, the first one.
     fn scripted(&mut self, packet: &[u8]) -> Option<Change> {
-        let at = self.faults.iter_mut().position(|fault| fault.meets(packet))?;
-        let change = self.faults[at].change;
+        let mut change = None;
+        for fault in &mut self.faults {
+            if fault.is_due(packet) && change.is_none() {
+                change = Some(fault.happen());
+            }
+        }
         self.faults.retain(|fault| !fault.is_over());
-        Some(change)
+        change
     }
 }
+
+/// When a packet has left the port of its sender, and the bytes that waited before it; `None` inside if it is dropped there.
+#[derive(Default)]
+pub(crate) struct Departure(Option<Option<(u64, u64)>>);
 
 /// The rest of a packet's way, behind the queue of the receiver's port.
 struct Rest {
@@ -202,9 +210,11 @@ impl Ways {
         self.usual = network;
     }
 
-    /// Changes one way. Packets that are under way stay so.
+    /// Changes one way. Packets that are under way stay so, and those to come wait for none of them at either port.
     pub(crate) fn set(&mut self, from: usize, to: usize, network: Network) {
         self.way(from, to).change(network);
+        self.from.remove(&from);
+        self.to.remove(&to);
     }
 
     /// Lets a fault happen to packets to come.
@@ -232,11 +242,13 @@ impl Ways {
         self.decisions.drawn()
     }
 
-    /// Sends a packet, whose payload is in it, on its way, and notes each change of it.
+    /// Sends a packet, whose payload is in it, on its way, and notes each change of it. The copies of a datagram to a group
+    /// have one `departure`: the switch makes them behind the queue of their sender's port.
     pub(crate) fn send(
         &mut self,
         now: u64,
         (from, to): (usize, usize),
+        departure: &mut Departure,
         mut flight: Flight,
         mut note: impl FnMut(&Flight, PacketFate),
     ) {
@@ -247,9 +259,9 @@ impl Ways {
         let queued = match bandwidth {
             _ if way.under_way >= Network::MOST_PACKETS => None,
             None => Some((now, 0)),
-            Some(_) => {
+            Some(_) => *departure.0.get_or_insert_with(|| {
                 queues.entry(from).or_default().enqueue(now, now, bytes(&flight), &way.network)
-            }
+            }),
         };
         let Some((left, before)) = queued else {
             way.traffic.dropped += 1;
@@ -349,7 +361,9 @@ impl Ways {
     ) -> Option<UnderWay> {
         while self.deadline().is_some_and(|due| due <= now) {
             let (at, mut arrived) = self.under_way.pop_first()?;
-            if let Some(rest) = arrived.rest.take() {
+            // A packet of a way that is cut off takes no room at its receiver's port either.
+            let cut = self.is_cut(arrived.from, arrived.to);
+            if let Some(rest) = arrived.rest.take().filter(|_| !cut) {
                 if let Some(dropped) = self.enter_port(at, arrived, &rest) {
                     note(dropped.from, &dropped.flight, PacketFate::Dropped);
                 }
@@ -357,7 +371,7 @@ impl Ways {
             }
             let way = self.way(arrived.from, arrived.to);
             way.under_way -= 1;
-            if !way.cut {
+            if !cut {
                 way.traffic.arrived += 1;
                 return Some(arrived);
             }
@@ -441,7 +455,9 @@ mod tests {
     }
 
     fn send_on(ways: &mut Ways, now: u64, way: (usize, usize), packets: usize) {
-        (0..packets).for_each(|number| ways.send(now, way, flight(number, LEN), |_, _| {}));
+        (0..packets).for_each(|number| {
+            ways.send(now, way, &mut Departure::default(), flight(number, LEN), |_, _| {})
+        });
     }
 
     /// The packets that arrive, with their times.
@@ -468,6 +484,54 @@ mod tests {
         // The queue was idle meanwhile, and nothing is saved up.
         send(&mut ways, 20_000, 1);
         assert_eq!(arrivals(&mut ways)[0].0, 26_000);
+    }
+
+    #[test]
+    fn copies_to_a_group_pass_the_port_of_their_sender_once() {
+        let network = Network::ideal().bandwidth(8_000_000_000).queue_packets(1);
+        let mut ways = Ways::new(network, 1);
+        let mut departure = Departure::default();
+        for to in 1..4 {
+            ways.send(0, (0, to), &mut departure, flight(to, LEN), |_, _| {});
+        }
+        let times: Vec<_> = arrivals(&mut ways).iter().map(|(at, _)| *at).collect();
+        assert_eq!(times, [1000; 3]);
+    }
+
+    #[test]
+    fn packets_of_a_changed_way_wait_for_none_of_before() {
+        let mut ways = Ways::new(Network::ideal(), 1);
+        ways.set(0, 1, Network::ideal().bandwidth(1));
+        send(&mut ways, 0, 1);
+        ways.set(0, 1, Network::ideal().bandwidth(8_000_000_000));
+        send(&mut ways, 0, 1);
+        assert_eq!(arrivals(&mut ways)[0].0, 1000);
+    }
+
+    #[test]
+    fn packets_that_are_cut_off_take_no_room_at_their_receiver_s_port() {
+        let mut ways = Ways::new(Network::ideal().bandwidth(8_000_000_000), 1);
+        ways.cut(0, 2, true);
+        send_on(&mut ways, 0, (0, 2), 5);
+        send_on(&mut ways, 0, (1, 2), 2);
+        let times: Vec<_> = arrivals(&mut ways).iter().map(|(at, _)| *at).collect();
+        assert_eq!(times, [1000, 2000]);
+        assert_eq!(ways.traffic(0, 2).lost, 5);
+    }
+
+    #[test]
+    fn each_script_counts_each_packet() {
+        let doubled = |scripts: [PacketFault; 2]| {
+            let mut ways = Ways::new(Network::ideal(), 1);
+            scripts.into_iter().for_each(|script| ways.fault_packets(0, 1, script));
+            send(&mut ways, 0, 5);
+            numbers(&arrivals(&mut ways))
+        };
+        let (lose, double) = (PacketFault::lose, || PacketFault::double().after(2));
+        assert_eq!(doubled([lose(), double()]), [1, 2, 2, 3, 4]);
+        assert_eq!(doubled([double(), lose()]), [1, 2, 2, 3, 4]);
+        // One fault at a time: the second one happens to the next packet.
+        assert_eq!(doubled([lose().count(3), double()]), [3, 3, 4]);
     }
 
     #[test]
@@ -546,7 +610,13 @@ mod tests {
         let late = Network::ideal().latency(Duration::from_nanos(10));
         let mut ways = Ways::new(late.reordering(0.3, Duration::from_nanos(50)), 1);
         for number in 0..100 {
-            ways.send(number as u64, (0, 1), flight(number, LEN), |_, _| {});
+            ways.send(
+                number as u64,
+                (0, 1),
+                &mut Departure::default(),
+                flight(number, LEN),
+                |_, _| {},
+            );
         }
         let arrived = arrivals(&mut ways);
         assert!(!numbers(&arrived).is_sorted());
@@ -593,7 +663,7 @@ mod tests {
         let mut ways = Ways::new(Network::ideal().latency(Duration::from_nanos(10)), 1);
         send(&mut ways, 0, 2);
         ways.cut(0, 1, true);
-        ways.send(0, (1, 0), flight(0, LEN), |_, _| {});
+        ways.send(0, (1, 0), &mut Departure::default(), flight(0, LEN), |_, _| {});
         assert_eq!(arrivals(&mut ways).len(), 1);
         assert_eq!((ways.traffic(0, 1).lost, ways.traffic(1, 0).arrived), (2, 1));
         ways.cut(0, 1, false);
@@ -620,7 +690,7 @@ mod tests {
     fn a_way_has_a_bounded_number_of_packets() {
         let mut ways = Ways::new(Network::ideal().latency(Duration::from_secs(1)), 1);
         for _ in 0..Network::MOST_PACKETS + 5 {
-            ways.send(0, (0, 1), flight(0, 12), |_, _| {});
+            ways.send(0, (0, 1), &mut Departure::default(), flight(0, 12), |_, _| {});
         }
         assert_eq!(ways.traffic(0, 1).dropped, 5);
     }

@@ -13,7 +13,7 @@ use crate::link::Flight;
 use crate::options::PortType;
 use crate::path::Destination;
 use crate::recording::Entry;
-use crate::ways::UnderWay;
+use crate::ways::{Departure, UnderWay};
 
 /// Zeros in place of a payload in memory of the sender: only their number counts.
 static PLACEHOLDER: [u8; 4096 * MAX_UNIT as usize] = [0; 4096 * MAX_UNIT as usize];
@@ -55,7 +55,7 @@ impl Fabric {
                         let network = self.ways.is_some() && from != to;
                         let apart = flight.packets > 1 && (network || self.capture.is_some());
                         if network && !apart {
-                            self.send_away(from, to, flight);
+                            self.send_away(from, to, &mut Departure::default(), flight);
                             return ends;
                         }
                         if !apart {
@@ -81,12 +81,12 @@ impl Fabric {
     }
 
     /// Sends a packet on its way to a function, if there are ways.
-    fn send_away(&mut self, from: usize, to: usize, mut flight: Flight) {
+    fn send_away(&mut self, from: usize, to: usize, departure: &mut Departure, mut flight: Flight) {
         let Some(ways) = &mut self.ways else { return };
         let device = self.functions[from].device_mut();
         flight.copy_payload(&device.memory);
         let (now, recorder) = (device.now, &mut device.recorder);
-        ways.send(now, (from, to), flight, |flight, fate| {
+        ways.send(now, (from, to), departure, flight, |flight, fate| {
             recorder.add(now, &Entry::of_packet(flight.queue, &flight.packet, fate));
         });
     }
@@ -154,6 +154,7 @@ impl Fabric {
         flight: &Flight,
         packet: &Packet<'_>,
     ) {
+        let mut departure = Departure::default();
         for to in 0..self.functions.len() {
             if !self.can_reach(from, to) {
                 continue;
@@ -162,7 +163,7 @@ impl Fabric {
             if self.ways.is_none() || from == to {
                 self.deliver_to_members(from, to, group, flight, packet);
             } else if !groups.members(group).is_empty() {
-                self.send_away(from, to, flight.clone());
+                self.send_away(from, to, &mut departure, flight.clone());
             }
         }
     }

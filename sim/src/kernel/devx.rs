@@ -466,9 +466,11 @@ fn about_object(
 
 /// Queries an object, and reports the output to a file of answers; also firmware's refusal.
 fn query_async(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    // A constant, which takes 8 bytes whatever its type.
     let length = call.bytes(MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_OUT_LEN);
-    let length: [u8; 2] = length.try_into().map_err(|_| Errno::INVAL)?;
-    let length = usize::from(u16::from_ne_bytes(length));
+    let length: [u8; 8] = length.try_into().map_err(|_| Errno::INVAL)?;
+    let length = u16::try_from(u64::from_ne_bytes(length)).map_err(|_| Errno::INVAL)?;
+    let length = usize::from(length);
     let wr_id = call.u64_if(MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_WR_ID).ok_or(Errno::INVAL)?;
     let fd = call.fd_if(MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_FD).ok_or(Errno::INVAL)?;
     let inode = call.user.inode(fd).ok_or(Errno::BADF)?;

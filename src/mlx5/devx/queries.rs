@@ -121,7 +121,7 @@ impl DevxQueries {
             .input(uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_CMD_IN, input)
             .fd(uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_FD, self.fd.as_fd())
             .u64(uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_WR_ID, wr_id)
-            .input(uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_OUT_LEN, &length);
+            .u64(uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_OUT_LEN, length.into());
         self.file.execute(QUERY, &mut command).map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
                 "the kernel does not take the command {:#x} as a query of this object",
