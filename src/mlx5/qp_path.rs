@@ -57,6 +57,19 @@ fn check_rts(verb: &'static str, qp: &QpControl) -> Result<()> {
     }
 }
 
+/// The lowest UDP port that RoCE v2 sends from.
+const LOWEST_UDP_PORT: u16 = 0xc000;
+
+fn check_udp_port(verb: &'static str, port: u16) -> Result<()> {
+    match port < LOWEST_UDP_PORT {
+        true => Err(Error::invalid(
+            verb,
+            format!("port {port} is below {LOWEST_UDP_PORT}, the lowest that RoCE v2 sends from"),
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Sends the packets of a connected queue pair from another UDP port, so that switches which spread flows over several ways
 /// choose another one. The kernel chose the first port by the path's flow label, or without one by the numbers of both queue
 /// pairs. Ports of RoCE v2 are 0xc000 to 0xffff. The queue pair is in `RTS`; a change to a new path sets the port anew.
@@ -70,10 +83,12 @@ fn check_rts(verb: &'static str, qp: &QpControl) -> Result<()> {
 /// # Errors
 ///
 /// `EOPNOTSUPP` on a device of another driver, without DEVX, on a device whose firmware does not change the port, for other
-/// queue pairs than RC and UC, and in another state than `RTS`. Else firmware's refusal, as in [`query`].
+/// queue pairs than RC and UC, and in another state than `RTS`; `EINVAL` for a port below 0xc000. Else firmware's refusal, as
+/// in [`query`].
 #[doc(alias = "mlx5dv_modify_qp_udp_sport")]
 pub fn set_udp_source_port(qp: &QpControl, port: u16) -> Result<()> {
     const VERB: &str = "set_udp_source_port";
+    check_udp_port(VERB, port)?;
     let caps = capabilities(&context(qp)).map_err(|error| error.in_verb(VERB))?;
     let qp_type = qp.qp_type();
     if !matches!(qp_type, QpType::RC | QpType::UC) {
@@ -106,9 +121,10 @@ pub fn set_udp_source_port(qp: &QpControl, port: u16) -> Result<()> {
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` on a device of another driver, `EINVAL` for an address that is not of RoCE v2.
+/// `EOPNOTSUPP` on a device of another driver, `EINVAL` for an address that is not of RoCE v2, and for a port below 0xc000.
 pub fn set_ah_udp_source_port(ah: &mut AddressHandle, port: u16) -> Result<()> {
     const VERB: &str = "set_ah_udp_source_port";
+    check_udp_port(VERB, port)?;
     match ah.address_mut() {
         // RoCE v1 has no port, and on InfiniBand the field is the LID; only an Ethernet address has a MAC.
         Address::Mlx5(vector) if vector.rmac != [0; 6] && vector.rlid.get() != 0 => {

@@ -378,7 +378,8 @@ impl MrBuilder {
     /// on demand, from Linux 7.2 on and from a release of 6.12 between 6.12.108 and 6.12.117; `EINVAL` for zero bytes,
     /// a range that overflows, or an `offset` whose bits below the page size differ from those of the address; `EBADF`
     /// or `EINVAL` for a file that is no dma-buf. With [`data_direct`](Self::data_direct) `EOPNOTSUPP` before Linux 6.12
-    /// and on a device that has no such function.
+    /// and on a device that has no such function, and `EINVAL` for an address in the region ([`iova`](Self::iova)) that is
+    /// no multiple of the page size.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         self,
@@ -393,6 +394,14 @@ impl MrBuilder {
         }
         let iova = self.iova.unwrap_or(offset);
         check(self.access, offset, u64::MAX, iova, length).map_err(|error| error.in_verb(VERB))?;
+        let page = rustix::param::page_size() as u64;
+        if self.data_direct && iova % page != 0 {
+            let detail = format!(
+                "the address {iova:#x} of a data-direct region is no multiple of {page}: set iova, \
+                 which is the offset otherwise"
+            );
+            return Err(Error::invalid(VERB, detail));
+        }
         let (mut lkey, mut rkey) = (0u32, 0u32);
         let fd = dmabuf.as_fd().as_raw_fd();
         let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR);
@@ -417,7 +426,11 @@ impl MrBuilder {
             Errno::OPNOTSUPP => {
                 let name = file.device.name();
                 let has_method = error.kernel_errno() == Some(Errno::OPNOTSUPP);
-                let cause = file.provider.refuses_dmabufs(has_method, self.pages_on_demand());
+                let cause = match self.data_direct {
+                    // Such a region is pinned.
+                    true => None,
+                    false => file.provider.refuses_dmabufs(has_method, self.pages_on_demand()),
+                };
                 error.detail(match cause {
                     Some(cause) => format!("{name} registers no dma-buf: {cause}"),
                     None => format!(

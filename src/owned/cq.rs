@@ -340,6 +340,7 @@ impl<T> OwnedCompletionQueue<T> {
         let sends = sends.with_loans_settling_alone(!qp.send.checks_all());
         let own = if srq.is_some() { 0 } else { caps.max_recv_wr };
         let recvs = QueueLender::new(own, RECV, &domain).with_datagrams(qp.qp_type() == QpType::UD);
+        let recvs = if qp.qp.out_of_order { recvs.in_any_order() } else { recvs };
         let recv = srq.map_or(recvs.loans(), OwnedSharedReceiveQueue::loans).clone();
         let (send, depth) = (sends.loans().clone(), caps.max_send_wr);
         let member = qp.qp.member.clone();

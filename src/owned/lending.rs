@@ -353,8 +353,12 @@ impl<T> QueueLender<T> {
 
     /// The same for a shared receive queue: it completes in any order, and datagrams may arrive.
     pub(super) fn shared(depth: u32, flag: u64, domain: &Arc<KernelPd>) -> Self {
-        let new = QueueLender::new(depth, flag, domain).with_datagrams(true);
-        QueueLender { lender: new.lender.in_any_order(), ..new }
+        QueueLender::new(depth, flag, domain).with_datagrams(true).in_any_order()
+    }
+
+    /// Of requests that may complete in another order than that of posting.
+    pub(super) fn in_any_order(self) -> Self {
+        QueueLender { lender: self.lender.in_any_order(), ..self }
     }
 
     /// Says whether loans may settle alone.

@@ -202,7 +202,6 @@ impl<S: Sharing> QpBuilder<S> {
 
     /// As [`scatter_to_cqe`](Self::scatter_to_cqe), for received data alone: results of reads and atomics go to memory. A
     /// queue pair that [signals all](Self::signal_all) gets results as well, as the driver decides.
-    #[doc(alias = "MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE")]
     #[must_use]
     pub fn scatter_received_to_cqe(mut self) -> Self {
         self.scatter = Scatter::Received;

@@ -157,7 +157,10 @@ impl QpInner {
             } else {
                 let change = QpChange { ece: asked, out_of_order };
                 let granted = file.provider.modify_qp_with(verb, change, &mut modify)?;
-                ece.into_iter().for_each(|ece| ece.grant(granted));
+                // The answer to no options says nothing of those that are agreed on.
+                if asked != 0 {
+                    ece.into_iter().for_each(|ece| ece.grant(granted));
+                }
             }
         }
         if attr.next_state() == Some(QpState::RESET) {

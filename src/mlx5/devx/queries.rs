@@ -36,7 +36,8 @@ pub struct DevxAnswer {
 impl DevxAnswer {
     /// # Errors
     ///
-    /// Firmware's refusal of the query, by its status and syndrome.
+    /// Firmware's refusal of the query, by its status and syndrome. An output of zeros passes: the kernel answers so as well
+    /// where the command timed out or the device failed meanwhile.
     pub fn check(&self) -> Result<()> {
         match self.output.first() {
             Some(0) => Ok(()),
@@ -124,7 +125,8 @@ impl DevxQueries {
             .u64(uapi::MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_OUT_LEN, length.into());
         self.file.execute(QUERY, &mut command).map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
-                "the kernel does not take the command {:#x} as a query of this object",
+                "the kernel does not take the command {:#x} as a query of this object, or not without waiting, as \
+                 that of general objects since a release about Linux 6.17",
                 half(input, 0)
             )),
             Errno::AGAIN => error.detail("read answers first: 1 MiB of them is the limit"),
@@ -140,14 +142,17 @@ impl DevxQueries {
     #[doc(alias = "mlx5dv_devx_get_async_cmd_comp")]
     pub fn try_next(&self) -> Result<Option<DevxAnswer>> {
         self.file.check_fork(GET)?;
-        let mut record = vec![0; HEADER + self.most.load(Ordering::Relaxed)];
-        let length = loop {
+        let (record, length) = loop {
+            let most = self.most.load(Ordering::Relaxed);
+            let mut record = vec![0; HEADER + most];
             match rustix::io::read(&self.fd, &mut record[..]) {
-                Ok(length) => break length,
+                Ok(length) => break (record, length),
                 Err(Errno::AGAIN) => {
                     return check_device(GET, self.fd.as_fd()).map(|()| None);
                 }
                 Err(Errno::INTR) => {}
+                // Another thread has asked for a longer answer meanwhile.
+                Err(Errno::NOSPC) if self.most.load(Ordering::Relaxed) > most => {}
                 Err(errno) => return Err(Error::from_kernel(GET, errno)),
             }
         };

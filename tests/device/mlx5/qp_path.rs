@@ -6,7 +6,7 @@ use crate::pair::{Config, Pair, QKEY, Side};
 use crate::testbed::link_of;
 use crate::verdict::{Verdict, require, trials};
 use uverbs::mlx5::{self, devx};
-use uverbs::{Destination, Errno, LinkLayer, QpType, SendWr, WcOpcode};
+use uverbs::{Access, Destination, Errno, LinkLayer, QpAttr, QpState, QpType, SendWr, WcOpcode};
 use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_out};
@@ -107,6 +107,9 @@ fn address_handle_gets_another_udp_port() -> Verdict {
         return Ok(());
     }
     set?;
+    // RoCE v2 has no such port, and the handle keeps its own.
+    let refused = mlx5::set_ah_udp_source_port(&mut ah, 0).unwrap_err();
+    assert_eq!(refused.errno(), Errno::INVAL, "{refused}");
     let mut changed = vector;
     changed[14..16].copy_from_slice(&PORT.to_be_bytes());
     assert_eq!(mlx5::address_vector(&ah)?, changed);
@@ -206,6 +209,14 @@ fn placement_out_of_order_carries_messages_and_fills_half_the_queue() -> Verdict
     }
     let plain = pair(Config::rc())?;
     assert!(!is_out_of_order(&plain.a)?);
+    // The command that asks for it agrees on no options of the connection.
+    let (pd, cq) = (plain.a.context.alloc_pd()?, plain.a.context.cq_builder(8).build()?);
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).out_of_order_placement().build()?;
+    let offered = qp.query_ece()?;
+    qp.modify(
+        &QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::LOCAL_WRITE),
+    )?;
+    assert_eq!(qp.query_ece()?, offered);
     Ok(())
 }
 
