@@ -13,8 +13,8 @@ use uverbs_connectx::recording::Recorder;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::{opcode, qpc::qpc};
 
-/// Bytes of a message: two packets.
-const LONG: usize = 2048;
+/// Bytes of a message: five packets, of which those in the middle leave as one unit.
+const LONG: usize = 5 * 1024;
 /// The byte of a program that uses its memory again.
 const LATER: u8 = 0xee;
 
@@ -50,6 +50,14 @@ impl Program {
     }
 }
 
+/// A pair whose pages are two each.
+fn with_room(mut p: Pair) -> Pair {
+    let mut two = || [p.driver.alloc_page(), p.driver.alloc_page()][0];
+    (p.from, p.to) = (two(), two());
+    p.key = p.driver.mkey(p.from, 4 * 4096, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw]);
+    p
+}
+
 fn read(p: &mut Pair, at: u64) -> Vec<u8> {
     let mut bytes = vec![0; LONG];
     p.driver.memory().read(at, &mut bytes).unwrap();
@@ -60,7 +68,7 @@ fn read(p: &mut Pair, at: u64) -> Vec<u8> {
 #[test]
 fn packets_of_a_request_that_fails_carry_the_data_from_before_its_cqe() {
     const PROTECTION: u8 = 0x04;
-    let mut p = Pair::new();
+    let mut p = with_room(Pair::new());
     p.driver.memory().write(p.from, &data()).unwrap();
     let (to, from) = (p.to, p.from);
     Program::start(&mut p.driver, from);
@@ -77,11 +85,11 @@ fn packets_of_a_request_that_fails_carry_the_data_from_before_its_cqe() {
 #[test]
 fn the_response_to_a_read_carries_the_data_from_before_an_invalidation() {
     const LOCAL_INVALIDATE: u8 = 0x1b;
-    let mut p = Pair::with(&[], &[(qpc::fre, 1)]);
+    let mut p = with_room(Pair::with(&[], &[(qpc::fre, 1)]));
     let (to, from) = (p.to, p.from);
     p.driver.memory().write(to, &data()).unwrap();
     let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::umr_en];
-    let key = p.driver.mkey(to, 4096, &rights);
+    let key = p.driver.mkey(to, 8192, &rights);
     Program::start(&mut p.driver, to);
     let segments = [Pair::remote(to, key), p.local(LONG as u32)].concat();
     p.driver.queue_send(&mut p.a, READ, 0, &segments);
@@ -96,10 +104,10 @@ fn the_response_to_a_read_carries_the_data_from_before_an_invalidation() {
 #[test]
 fn a_destroyed_key_gives_no_access_to_what_is_there_later() {
     for steps in 0.. {
-        let mut p = Pair::new();
+        let mut p = with_room(Pair::new());
         let (to, from) = (p.to, p.from);
         p.driver.memory().write(to, &data()).unwrap();
-        let key = p.driver.mkey(to, 4096, &[mkc::rr]);
+        let key = p.driver.mkey(to, 8192, &[mkc::rr]);
         let segments = [Pair::remote(to, key), p.local(LONG as u32)].concat();
         p.driver.queue_send(&mut p.a, READ, 0, &segments);
         for _ in 0..steps {

@@ -77,8 +77,8 @@ pub enum Dropped {
     State(State),
     /// The device did not admit it.
     NotAdmitted,
-    /// It is a [unit](Packet::packets) that cannot be taken whole. Nothing has changed: its packets are to be given one by
-    /// one.
+    /// It is a [unit](Packet::packets) that cannot be taken whole. Nothing is counted, answered or completed: its packets
+    /// are to be given one by one.
     Unit,
 }
 

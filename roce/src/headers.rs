@@ -133,6 +133,8 @@ headers! {
 const SOLICITED: u8 = 0x80;
 const MIGRATED: u8 = 0x40;
 const PAD_SHIFT: u8 = 4;
+/// Payloads are padded to a multiple of it.
+pub(crate) const PAYLOAD_WORD: u32 = 4;
 const VERSION: u8 = 0x0f;
 const ACK_REQUEST: u32 = 1 << 31;
 const QPN: u32 = 0xff_ffff;

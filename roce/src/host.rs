@@ -23,8 +23,9 @@ pub trait Host {
 
     /// Leaves the payload of the next packet in memory until it arrives. The next call of [`send`](Host::send) gets its
     /// headers only; the caller of [`Endpoint::packet_for`](crate::Endpoint::packet_for) gives it a payload as long.
-    /// `packets` middle packets of `length` bytes each can leave as one [unit](Packet::packets). Returns how many do, or
-    /// 0 to have the payload of one packet copied.
+    /// `packets` middle packets of `length` bytes each can leave as one [unit](Packet::packets). Returns how many do, at
+    /// most as many, or 0 to have the payload of one packet copied. It is asked for payloads that need no padding, and of all
+    /// transports: a request of UC or UD completes when its last packet was sent, and its memory is the program's again.
     fn leave_in_place(&mut self, qpn: u32, source: Source, length: u32, packets: u32) -> u32 {
         let _ = (qpn, source, length, packets);
         0

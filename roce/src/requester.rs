@@ -16,7 +16,7 @@
 
 mod responses;
 
-use crate::headers::{Bth, PacketBuffer};
+use crate::headers::{Bth, PAYLOAD_WORD, PacketBuffer};
 use crate::host::{Event, Host, Source};
 use crate::mistake::Mistake;
 use crate::opcodes::{Opcode, Position};
@@ -376,7 +376,10 @@ impl<P: Clone> QueuePair<P> {
             let (id, offset) = (posted.request.id, packet.offset);
             let source = Source::Request { id, offset };
             let unit = packet.unit.min(room).max(1);
-            let left = host.leave_in_place(self.number, source, packet.payload, unit);
+            let left = match packet.payload % PAYLOAD_WORD {
+                0 => host.leave_in_place(self.number, source, packet.payload, unit).min(unit),
+                _ => 0,
+            };
             if left > 1 {
                 (sent, packet.psns) = (left, left);
                 self.requester.unasked += left - 1;

@@ -129,7 +129,7 @@ impl Responder {
 }
 
 impl<P: Clone> QueuePair<P> {
-    /// Handles a request. Returns false for a unit that cannot be taken whole: nothing has changed.
+    /// Handles a request. Returns false for a unit that cannot be taken whole: nothing is counted, answered or completed.
     pub(crate) fn handle_request<H: Host<Path = P>>(
         &mut self,
         host: &mut H,

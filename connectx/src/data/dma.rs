@@ -63,9 +63,9 @@ impl Payload<'_> {
     }
 }
 
-/// Whether the payload of a packet may stay in place: one with padding is put together at once.
+/// Whether the payload of a packet is worth to be left in place.
 pub(crate) fn may_stay(len: usize) -> bool {
-    len >= SHORTEST && len % 4 == 0
+    len >= SHORTEST
 }
 
 impl Device {

@@ -12,7 +12,7 @@ use crate::timers::{Nanoseconds, ack_timeout, rnr_timer};
 use uverbs_uapi::wc::ib_wc_status;
 
 impl<P: Clone> QueuePair<P> {
-    /// Handles a response. Returns false for a unit that cannot be taken whole: nothing has changed.
+    /// Handles a response. Returns false for a unit that cannot be taken whole: nothing is counted or completed.
     ///
     /// From `rxe_completer`, `check_psn` and `check_ack`.
     pub(crate) fn handle_response<H: Host<Path = P>>(

@@ -1,7 +1,7 @@
 //! The answers of the responder: responses, ACKs and NAKs, and duplicates of requests that were answered before.
 
 use super::{Answer, Resource};
-use crate::headers::{Aeth, AtomicAckEth, Bth, Packet, PacketBuffer, Syndrome};
+use crate::headers::{Aeth, AtomicAckEth, Bth, PAYLOAD_WORD, Packet, PacketBuffer, Syndrome};
 use crate::host::{Counter, Event, Host, Refusal, Source};
 use crate::mistake::Mistake;
 use crate::opcodes::{Kind, Opcode, Operation, Position};
@@ -145,11 +145,11 @@ fn leave_answer_in_place<H: Host>(
 ) -> u32 {
     let Answer::Read(target) = kept.answer else { return 0 };
     let bytes = mtu.payload(target.length, at);
-    if bytes == 0 || Mistake::ReadFromBegin.is_planted() {
+    if bytes == 0 || bytes % PAYLOAD_WORD != 0 || Mistake::ReadFromBegin.is_planted() {
         return 0;
     }
     let middle = at > 0 && at + 1 < kept.psns;
     let packets = if middle { room.min(kept.psns - 1 - at) } else { 1 };
     let part = target.part(at * mtu.bytes(), bytes * packets);
-    host.leave_in_place(number, Source::Read(part), bytes, packets)
+    host.leave_in_place(number, Source::Read(part), bytes, packets).min(packets)
 }
