@@ -53,29 +53,29 @@ fn wrong_length(verb: &'static str, bytes: &[u8], length: usize) -> Error {
 /// Sharing, by [`export`](Self::export) in one process and [`import`](Self::import) in another that has the same kernel
 /// file; see [`Context::import_exported`]. The kernel knows of neither: one process destroys the object, after the others
 /// have dropped their imports. The umems of its queues are kept by the process that created it.
-///
-/// ```no_run
-/// # fn f(context: &uverbs::Context, counters: uverbs::mlx5::devx::DevxObject, output: &mut [u8])
-/// # -> Result<(), Box<dyn std::error::Error>> {
-/// use uverbs::mlx5::devx::{self, DevxObject, ImportedDevxObject};
-/// use uverbs_uapi::mlx5::prm::opcode;
-///
-/// let (envelope, bytes) = (counters.export()?, counters.export_rdma_core());
-/// // ... and in the other process, with a context on the same file:
-/// let imported: ImportedDevxObject = DevxObject::import(context, &envelope)?;
-/// let mut query = [0; 32];
-/// query[..2].copy_from_slice(&opcode::QUERY_Q_COUNTER.to_be_bytes());
-/// query[31] = imported.number() as u8;
-/// devx::query(&*imported, &query, output)?;
-/// imported.unimport()?;
-/// // What a program of libmlx5 exported:
-/// let imported = DevxObject::import_rdma_core(context, &bytes)?;
-/// // One that has another owner from then on:
-/// let envelope = counters.release()?;
-/// # drop((imported, envelope)); Ok(()) }
-/// ```
 impl DevxObject {
     /// Describes the object to another process.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context, counters: uverbs::mlx5::devx::DevxObject, output: &mut [u8])
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// use uverbs::mlx5::devx::{self, DevxObject, ImportedDevxObject};
+    /// use uverbs_uapi::mlx5::prm::opcode;
+    ///
+    /// let (envelope, bytes) = (counters.export()?, counters.export_rdma_core());
+    /// // ... and in the other process, with a context on the same file:
+    /// let imported: ImportedDevxObject = DevxObject::import(context, &envelope)?;
+    /// let mut query = [0; 32];
+    /// query[..2].copy_from_slice(&opcode::QUERY_Q_COUNTER.to_be_bytes());
+    /// query[31] = imported.number() as u8;
+    /// devx::query(&*imported, &query, output)?;
+    /// imported.unimport()?;
+    /// // What a program of libmlx5 exported:
+    /// let imported = DevxObject::import_rdma_core(context, &bytes)?;
+    /// // One that has another owner from then on:
+    /// let envelope = counters.release()?;
+    /// # drop((imported, envelope)); Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -173,21 +173,21 @@ fn import_object(context: &Context, handle: u32, facts: Facts) -> Result<Importe
 }
 
 /// Sharing: as of a [`DevxObject`]. The process that registered the memory deregisters it, since it has the memory.
-///
-/// ```no_run
-/// # fn f(context: &uverbs::Context, umem: &uverbs::mlx5::devx::Umem) -> uverbs::Result<()> {
-/// use uverbs::Foreign;
-/// use uverbs::mlx5::devx::{ImportedUmem, Umem};
-///
-/// let (envelope, bytes) = (umem.export()?, umem.export_rdma_core());
-/// // ... and in the other process, whose commands name the memory then:
-/// let imported: ImportedUmem = Umem::<Foreign>::import(context, &envelope)?;
-/// println!("umem {} of {} bytes", imported.id(), imported.len());
-/// let of_libmlx5 = Umem::<Foreign>::import_rdma_core(context, &bytes)?;
-/// # drop(of_libmlx5); Ok(()) }
-/// ```
 impl<M> Umem<M> {
     /// Describes the umem to another process.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context, umem: &uverbs::mlx5::devx::Umem) -> uverbs::Result<()> {
+    /// use uverbs::Foreign;
+    /// use uverbs::mlx5::devx::{ImportedUmem, Umem};
+    ///
+    /// let (envelope, bytes) = (umem.export()?, umem.export_rdma_core());
+    /// // ... and in the other process, whose commands name the memory then:
+    /// let imported: ImportedUmem = Umem::<Foreign>::import(context, &envelope)?;
+    /// println!("umem {} of {} bytes", imported.id(), imported.len());
+    /// let of_libmlx5 = Umem::<Foreign>::import_rdma_core(context, &bytes)?;
+    /// # drop(of_libmlx5); Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

@@ -153,6 +153,7 @@ fn main() -> ExitCode {
         root::trials(),
         root::cable::trials(),
         root::cm::trials(),
+        root::devx::trials(),
         root::flow::trials(),
         root::gids::trials(),
         root::raw_packet::trials(),

@@ -3,6 +3,7 @@
 
 pub(crate) mod cable;
 pub(crate) mod cm;
+pub(crate) mod devx;
 pub(crate) mod flow;
 pub(crate) mod gids;
 pub(crate) mod raw_packet;

@@ -34,7 +34,6 @@ const MODULES: &[&str] = &[
     "ib_ipoib",
     "mlx5_core",
     "mlx5_ib",
-    "mlx5_vdpa",
     // checksums that soft-RoCE asks for by name
     "crc32_generic",
     "crc32_pclmul",

@@ -50,7 +50,7 @@ const TARGETS: &[SuiteTarget] = &[
     SuiteTarget {
         package: "uverbs-uapi",
         test: "btf",
-        modules: &["rdma_rxe", "rdma_ucm", "mlx5_core", "mlx5_ib", "mlx5_vdpa"],
+        modules: &["rdma_rxe", "rdma_ucm", "mlx5_core", "mlx5_ib"],
         devices: &[DeviceName::Rxe],
     },
 ];

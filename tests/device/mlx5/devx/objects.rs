@@ -28,7 +28,6 @@ trials![
     mkey_over_a_umem_names_its_memory,
     mkeys_that_make_no_sense_are_refused,
     raw_queues_and_what_steers_to_them_are_created,
-    raw_packet_queue_pair_tells_its_objects,
     counter_set_counts_for_one_queue_pair,
     answers_arrive_with_their_numbers_and_lengths,
     queries_that_the_kernel_does_not_take_are_refused,
@@ -272,7 +271,7 @@ fn raw_queues_and_what_steers_to_them_are_created() -> Verdict {
     Ok(())
 }
 
-fn raw_packet_queue_pair_tells_its_objects() -> Verdict {
+pub(crate) fn raw_packet_queue_pair_tells_its_objects() -> Verdict {
     env::packets()?;
     let context = open()?;
     let pd = context.alloc_pd()?;

@@ -25,7 +25,6 @@ use uverbs_uapi::mlx5::prm::virtio::{
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
 trials![
-    virtqueue_sends_the_frames_that_its_var_announces,
     virtqueue_goes_through_its_states_and_no_others,
     virtqueues_that_make_no_sense_are_refused,
     chain_that_the_device_cannot_read_ends_the_virtqueue,
@@ -187,7 +186,7 @@ fn doorbells(context: &Context) -> Verdict<(Var, DoorbellPage)> {
     Ok((var, page))
 }
 
-fn virtqueue_sends_the_frames_that_its_var_announces() -> Verdict {
+pub(crate) fn virtqueue_sends_the_frames_that_its_var_announces() -> Verdict {
     env::packets()?;
     let context = open()?;
     let mut station = Station::on(&env::second()?)?;
