@@ -108,7 +108,7 @@ fn run() -> Result<()> {
     let virtq = create(&context, input.bytes(), &[&umems[0], &umems[1], &umems[2], &tis])?;
     change(&virtq, state::RDY)?;
 
-    // What a driver in the virtual machine does: a frame, its descriptor, the available ring, the doorbell.
+    // The part of the driver in the virtual machine: a frame, its descriptor, the available ring, the doorbell.
     let var = Var::alloc(&context, VarKind::Virtio)?;
     let doorbells = var.map()?;
     let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5], &[7; 46]].concat();

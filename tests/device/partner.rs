@@ -86,14 +86,20 @@ impl Partner {
         Ok(Partner { who: Who::Process(process), wire })
     }
 
-    /// Starts a partner that has imported `context`, a protection domain and a region of it.
+    /// Starts a partner that has imported `context`.
+    pub(crate) fn sharing(context: &Context) -> Verdict<Partner> {
+        let mut partner = Partner::start()?;
+        partner.import(context)?;
+        Ok(partner)
+    }
+
+    /// As [`sharing`](Self::sharing), with a protection domain and a region of the context.
     pub(crate) fn importing(
         context: &Context,
         pd: &ProtectionDomain,
         region: &MemoryRegion,
     ) -> Verdict<Partner> {
-        let mut partner = Partner::start()?;
-        partner.import(context)?;
+        let mut partner = Partner::sharing(context)?;
         partner.ask(&format!("pd {}", print(&pd.export()?)), "pd")?;
         partner.ask(&format!("mr {}", print(&region.export()?)), "mr")?;
         Ok(partner)

@@ -148,7 +148,7 @@ fn null_region_swallows_data_and_reads_as_zeros() -> Verdict {
     let poison = crate::pattern::bytes(crate::pattern::POISON, 1000);
     assert_eq!([b.read(0..100), b.read(900..1000)], [&sent[..100], &sent[900..]]);
     assert!(b.read(100..900) == poison[100..900], "bytes that no entry names were written");
-    // Zeros are sent, by one request and by many packets.
+    // Zeros are sent, in one packet and in several.
     for length in [1, 500, 5000] {
         b.poison(0..length + 8);
         b.recv(3, 0..length + 8)?;
@@ -159,7 +159,7 @@ fn null_region_swallows_data_and_reads_as_zeros() -> Verdict {
         assert_eq!(b.read(0..length), vec![0; length]);
         assert_eq!(b.read(length..length + 8), a.read(0..8));
     }
-    // What a read returns goes nowhere.
+    // Data of a read goes nowhere.
     let sges = [one.sge(700)];
     a.send(SendWr::read(b.remote(0), &sges).id(5).signaled())?;
     a.expect(5, WcOpcode::READ)?;

@@ -2,7 +2,7 @@
 //! happens: the future that is polled is dropped, its queue pair is aborted, or a device is unplugged, fails or is
 //! killed with its process.
 
-use crate::harness::Result;
+use crate::harness::{Result, check_objects, connect_with};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -189,13 +189,7 @@ fn play(seed: u64, event: Option<Event>, left: &Arc<AtomicU32>) -> Result<()> {
     runtime.spawn(async move { driven.drive(TokioClock::new()).await });
     runtime.block_on(program(&fabric, event, left))?;
     drop(runtime);
-    for device in devices_on(&fabric.system()) {
-        let left = device.resources()?.to_string();
-        if left.split_whitespace().any(|word| word.parse::<u64>().is_ok_and(|count| count > 0)) {
-            return Err(format!("objects are left on {}: {left}", device.name()).into());
-        }
-    }
-    Ok(())
+    check_objects(&fabric)
 }
 
 /// Waits for the end of a task, and makes it end after a while: `None`. A task that was dropped has ended well.
@@ -219,11 +213,7 @@ async fn end(mut task: JoinHandle<Option<Result<()>>>) -> Option<Result<()>> {
 async fn program(fabric: &Fabric, event: Option<Event>, left: &Arc<AtomicU32>) -> Result<()> {
     let (client, server) = (Side::new(fabric, 0)?, Side::new(fabric, 1)?);
     // A peer without receives ends a send.
-    let options = Handshake::new().rnr_retry(2).timeout(14);
-    let endpoint = |qp: &AsyncQueuePair| qp.endpoint(&qp.context().query_gid(1, 3)?);
-    let (here, there) = (endpoint(&client.qp)?, endpoint(&server.qp)?);
-    server.qp.handshake(&here, &options)?;
-    client.qp.handshake(&there, &options)?;
+    connect_with(&client.qp, &server.qp, &Handshake::new().rnr_retry(2).timeout(14))?;
     let to = server.region.remote(0)?;
     let sides = [&client, &server].map(|side| (side.device.clone(), side.context.clone()));
     let script =

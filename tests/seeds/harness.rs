@@ -310,35 +310,37 @@ impl Stage {
         self.relieve();
     }
 
-    /// The numbers of objects of each device.
-    pub(crate) fn objects(&self) -> Result<String> {
-        let devices = devices_on(&self.fabric.system());
-        let counts =
-            devices.iter().map(|device| Ok(format!("{}: {}", device.name(), device.resources()?)));
-        Ok(counts.collect::<Result<Vec<_>>>()?.join("; "))
-    }
-
-    /// Fails if an object is left.
-    pub(crate) fn check_objects(&self) -> Result<()> {
-        let objects = self.objects()?;
-        let words = objects.split_whitespace();
-        let left: u64 =
-            words.filter_map(|word| word.trim_end_matches(';').parse::<u64>().ok()).sum();
-        if left > 0 { Err(format!("objects are left: {objects}").into()) } else { Ok(()) }
-    }
-
     pub(crate) fn record(&self, memory: Vec<u8>) -> Record {
         let (history, decisions) = (self.fabric.history(), self.fabric.decisions());
         Record { fault: self.fault, decisions, history, memory }
     }
 }
 
+/// Fails if an object is left on a device.
+pub(crate) fn check_objects(fabric: &Fabric) -> Result<()> {
+    for device in devices_on(&fabric.system()) {
+        let counts = device.resources()?.to_string();
+        if counts.split_whitespace().any(|word| word.parse::<u64>().is_ok_and(|count| count > 0)) {
+            return Err(format!("objects are left on {}: {counts}", device.name()).into());
+        }
+    }
+    Ok(())
+}
+
 /// Connects a client to its server, which is the first to be ready.
 pub(crate) fn connect(client: &QpControl, server: &QpControl) -> uverbs::Result<()> {
+    connect_with(client, server, &Handshake::new())
+}
+
+pub(crate) fn connect_with(
+    client: &QpControl,
+    server: &QpControl,
+    options: &Handshake,
+) -> uverbs::Result<()> {
     let here = client.endpoint(&client.context().query_gid(1, 3)?)?;
     let there = server.endpoint(&server.context().query_gid(1, 3)?)?;
-    server.handshake(&here, &Handshake::new())?;
-    client.handshake(&there, &Handshake::new())
+    server.handshake(&here, options)?;
+    client.handshake(&there, options)
 }
 
 /// Runs a program in tokio's event loop with a paused clock. A program asserts its promises in every case; it returns
@@ -382,7 +384,7 @@ pub(crate) fn play<F: Future<Output = Result<Vec<u8>>>>(
             ),
         }
     });
-    let objects = stage.check_objects();
+    let objects = check_objects(&stage.fabric);
     drop(runtime);
     let memory = end?;
     objects.map_err(|error| format!("{:?}: {error}", stage.fault))?;

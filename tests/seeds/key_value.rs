@@ -3,7 +3,7 @@
 //! counter has grown by each addition once. The requests of a queue pair end in order, each gives its memory back, and
 //! the peer has the written values.
 
-use crate::harness::{Dice, Fault, Record, Result, Stage, connect};
+use crate::harness::{Dice, Fault, Record, Result, Stage, check_objects, connect};
 use std::collections::{BTreeSet, VecDeque};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
@@ -325,7 +325,7 @@ pub(crate) fn run(seed: u64) -> Result<Record> {
         }
         Err(error) => error.to_string().into_bytes(),
     };
-    stage.check_objects().map_err(|error| format!("{:?}: {error}", stage.fault))?;
+    check_objects(&stage.fabric).map_err(|error| format!("{:?}: {error}", stage.fault))?;
     Ok(stage.record(memory))
 }
 

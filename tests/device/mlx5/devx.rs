@@ -39,7 +39,8 @@ trials![
     objects_umems_and_events_stay_the_parents,
 ];
 
-fn open() -> Verdict<Context> {
+/// A context that has DEVX.
+pub(super) fn open() -> Verdict<Context> {
     let context = super::open()?;
     let devx = uverbs::mlx5::query_device(&context)?.devx();
     require(devx == Some(true), Capability::Mlx5, "the context has no DEVX")?;
@@ -53,8 +54,15 @@ fn command<const N: usize>(op: u16) -> [u8; N] {
     bytes
 }
 
+/// A command of a layout, as bytes that may grow.
+fn input<L: Layout>(op: u16) -> Bits<L, Vec<u8>> {
+    let mut bytes = vec![0; L::SIZE];
+    bytes[..2].copy_from_slice(&op.to_be_bytes());
+    Bits::new(bytes)
+}
+
 /// A command of 16 bytes about the object `number`.
-fn about(op: u16, number: u32) -> [u8; 16] {
+pub(super) fn about(op: u16, number: u32) -> [u8; 16] {
     let mut bytes = command(op);
     bytes[8..12].copy_from_slice(&number.to_be_bytes());
     bytes
@@ -63,6 +71,16 @@ fn about(op: u16, number: u32) -> [u8; 16] {
 fn create(context: &Context, input: &[u8], keeps: &[&dyn DevxRef]) -> uverbs::Result<DevxObject> {
     // SAFETY: the umems that the commands of this file name are passed along, and no WQE names freed memory.
     unsafe { DevxObject::create(context, input, &mut [0; 16], keeps) }
+}
+
+/// A group of the capabilities that the device has now.
+pub(super) fn capabilities<L: Layout>(context: &Context, group: u16) -> Verdict<Bits<L, Vec<u8>>> {
+    let mut input: [u8; 16] = command(opcode::QUERY_HCA_CAP);
+    input[6..8].copy_from_slice(&(group << 1 | 1).to_be_bytes());
+    let mut output = vec![0; query_hca_cap_out::SIZE];
+    devx::general_command(context, &input, &mut output)?;
+    let output = Bits::<query_hca_cap_out, _>::new(output);
+    Ok(Bits::new(output.span(query_hca_cap_out::capability).to_vec()))
 }
 
 fn capabilities_are_queried() -> Verdict {
@@ -124,20 +142,24 @@ fn commands_of_another_kind_are_refused() -> Verdict {
     Ok(())
 }
 
+fn counters(context: &Context) -> uverbs::Result<DevxObject> {
+    create(context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])
+}
+
+fn counter_query(number: u32) -> [u8; 32] {
+    let mut input = command(opcode::QUERY_Q_COUNTER);
+    input[28..].copy_from_slice(&number.to_be_bytes());
+    input
+}
+
 fn query_counters(counters: &DevxObject) -> uverbs::Result<()> {
-    let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
-    input[28..].copy_from_slice(&counters.number().to_be_bytes());
-    devx::query(counters, &input, &mut [0; 256])
+    devx::query(counters, &counter_query(counters.number()), &mut [0; 256])
 }
 
 fn counter_set_is_created_queried_and_destroyed() -> Verdict {
     let context = open()?;
-    let counters = create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?;
-    let query = |number: u32| {
-        let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
-        input[28..].copy_from_slice(&number.to_be_bytes());
-        devx::query(&counters, &input, &mut [0; 256])
-    };
+    let counters = counters(&context)?;
+    let query = |number| devx::query(&counters, &counter_query(number), &mut [0; 256]);
     query(counters.number())?;
     let error = query(counters.number() + 1).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL, "{error}");
@@ -380,7 +402,7 @@ fn queue_of_devx_is_queried() -> Verdict {
 /// Firmware would write counters where an mkey of the command allows it, and the query is safe.
 fn query_that_writes_to_memory_is_refused() -> Verdict {
     let context = open()?;
-    let counters = create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?;
+    let counters = counters(&context)?;
     let mut input: [u8; 32] = command(opcode::QUERY_FLOW_COUNTER);
     input[24] = 0x40;
     let error = devx::query(&counters, &input, &mut [0; 64]).unwrap_err();
@@ -442,7 +464,7 @@ fn objects_and_umems_leave_nothing() -> Verdict {
         let context = context.clone();
         Ok(Box::new(move || {
             drop(Queues::new(context.clone())?);
-            drop(create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?);
+            drop(counters(&context)?);
             drop(DevxEvents::create(&context, DevxEventData::Entry)?);
             Ok(())
         }))

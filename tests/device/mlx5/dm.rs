@@ -328,8 +328,7 @@ fn importer_copies_and_writes() -> Verdict {
     let pd = context.alloc_pd()?;
     let region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, ..)?;
     fill(&memory, 0, 512, 1)?;
-    let mut partner = Partner::start()?;
-    partner.import(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let told = partner.ask(&format!("dm-import {}", print(&memory.export()?)), "imported")?;
     assert_eq!(told, BYTES.to_string());
     partner.ask("dm-check 0 512 1", "checked")?;
@@ -349,8 +348,7 @@ fn ownership_moves_to_the_importer() -> Verdict {
     let context = open()?;
     importing(&context)?;
     let memory = alloc(&context, 64)?;
-    let mut partner = Partner::start()?;
-    partner.import(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let envelope = memory.release()?;
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1, "released, not freed");
     partner.ask(&format!("dm-import {}", print(&envelope)), "imported")?;
@@ -368,8 +366,7 @@ fn ownership_of_a_region_moves_to_the_importer() -> Verdict {
     let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, 1024..)?;
     let error = region.rereg(Rereg::new().access(Access::REMOTE_READ)).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
-    let mut partner = Partner::start()?;
-    partner.import(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let sent = region.release()?;
     let sent_pd = pd.release()?;
     partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;

@@ -7,7 +7,6 @@ use crate::testbed::link_of;
 use crate::verdict::{Verdict, require, trials};
 use uverbs::mlx5::{self, devx};
 use uverbs::{Access, Destination, Errno, LinkLayer, QpAttr, QpState, QpType, SendWr, WcOpcode};
-use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_out};
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
@@ -27,21 +26,20 @@ const PORT: u16 = 0xd123;
 
 /// A general capability of the device.
 fn capability(side: &Side, field: Field<cmd_hca_cap>) -> Verdict<u64> {
-    let mut command = [0; 16];
-    command[..2].copy_from_slice(&opcode::QUERY_HCA_CAP.to_be_bytes());
-    command[7] = 1;
-    let mut output = vec![0; query_hca_cap_out::SIZE];
-    devx::general_command(&side.context, &command, &mut output)?;
-    let output = Bits::<query_hca_cap_out, _>::new(output);
-    Ok(Bits::<cmd_hca_cap, _>::new(output.span(query_hca_cap_out::capability)).get(field))
+    Ok(super::devx::capabilities::<cmd_hca_cap>(&side.context, 0)?.get(field))
 }
 
 fn pair(config: Config) -> Verdict<Pair> {
-    super::open()?;
-    let pair = Pair::new(config)?;
-    let devx = mlx5::query_device(&pair.a.context)?.devx();
-    require(devx == Some(true), Capability::Mlx5, "the context has no DEVX")?;
-    Ok(pair)
+    super::devx::open()?;
+    Pair::new(config)
+}
+
+/// The device's context of the queue pair.
+fn context_of(side: &Side) -> Verdict<Bits<query_qp_out, Vec<u8>>> {
+    let command = super::devx::about(opcode::QUERY_QP, side.qp.qpn().0);
+    let mut output = vec![0; query_qp_out::SIZE];
+    devx::query(&*side.qp, &command, &mut output)?;
+    Ok(Bits::new(output))
 }
 
 fn has_udp_ports(side: &Side) -> Verdict<bool> {
@@ -55,12 +53,7 @@ fn has_lag(side: &Side) -> Verdict<bool> {
 
 /// The UDP source port in the device's context of the queue pair.
 fn udp_port(side: &Side) -> Verdict<u64> {
-    let mut command = [0; 16];
-    command[..2].copy_from_slice(&opcode::QUERY_QP.to_be_bytes());
-    command[8..12].copy_from_slice(&side.qp.qpn().0.to_be_bytes());
-    let mut output = vec![0; query_qp_out::SIZE];
-    devx::query(&*side.qp, &command, &mut output)?;
-    let output = Bits::<query_qp_out, _>::new(output);
+    let output = context_of(side)?;
     Ok(output.sub(query_qp_out::qpc).sub(qpc::primary_address_path).get(ads::udp_sport))
 }
 
@@ -179,12 +172,7 @@ fn lag_port_that_does_not_exist_is_refused() -> Verdict {
 
 /// Whether the device's context of a queue pair lets it place data out of order.
 fn is_out_of_order(side: &Side) -> Verdict<bool> {
-    let mut command = [0; 16];
-    command[..2].copy_from_slice(&opcode::QUERY_QP.to_be_bytes());
-    command[8..12].copy_from_slice(&side.qp.qpn().0.to_be_bytes());
-    let mut output = vec![0; query_qp_out::SIZE];
-    devx::query(&*side.qp, &command, &mut output)?;
-    let output = Bits::<query_qp_out, _>::new(output);
+    let output = context_of(side)?;
     let context = output.sub(query_qp_out::qpc);
     Ok(context.is_set(qpc::dp_ordering_1) && context.is_set(qpc::dp_ordering_force))
 }

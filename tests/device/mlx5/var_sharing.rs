@@ -31,13 +31,6 @@ fn alloc(context: &Context) -> Verdict<Var> {
     supported(Var::alloc(context, VarKind::Virtio), Capability::Var)
 }
 
-/// A partner that shares `context`.
-fn partner(context: &Context) -> Verdict<Partner> {
-    let mut partner = Partner::start()?;
-    partner.import(context)?;
-    Ok(partner)
-}
-
 fn refused(verb: &str, errno: Errno) -> String {
     format!("{verb} {}", errno.raw_os_error())
 }
@@ -45,7 +38,7 @@ fn refused(verb: &str, errno: Errno) -> String {
 fn doorbells_of_both_processes_reach_one_page() -> Verdict {
     let context = super::open()?;
     let (var, other) = (alloc(&context)?, alloc(&context)?);
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let told = partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     assert_eq!(told, format!("{} {}", var.page_id(), var.len()));
     partner.ask("var-map", "mapped")?;
@@ -81,7 +74,7 @@ fn doorbells_reach_the_page_of_no_other_var() -> Verdict {
     env::shows_stores()?;
     let page = env::page_size();
     require(page <= LENGTH, Capability::VarPage, &format!("{LENGTH} bytes in a page of {page}"))?;
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     partner.ask("var-map", "mapped")?;
     let (page, stranger) = (var.map()?, other.map()?);
@@ -97,7 +90,7 @@ fn importer_keeps_its_mapping_after_the_owner_destroys() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let id = var.page_id();
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     partner.ask("var-map", "mapped")?;
     var.destroy()?;
@@ -120,7 +113,7 @@ fn owner_keeps_its_mapping_after_an_importer_destroys() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let page = var.map()?;
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     // rdma-core's manual lets either side destroy it; here the importer has to take ownership first.
     partner.ask("var-own", "owned")?;
@@ -174,7 +167,7 @@ fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
 fn ownership_moves_to_the_importer() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let envelope = var.release()?;
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 1, "released, not destroyed");
     partner.ask(&format!("var-import {}", print(&envelope)), "imported")?;
@@ -246,7 +239,7 @@ fn envelopes_of_something_else_are_refused() -> Verdict {
 fn a_killed_importer_leaves_the_page_to_its_owner() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     partner.ask("var-map", "mapped")?;
     partner.ask("var-ring 1", "rung")?;

@@ -80,11 +80,11 @@ pub const TRAPPED_SPINNING: &str = "trapped, two threads spin";
 pub const TRAPPED_BLOCKING: &str = "trapped, two threads block";
 /// A task for each side, in an event loop of one thread.
 pub const TRAPPED_TOKIO: &str = "trapped, tokio";
-/// As many tasks as it says, on one queue pair, whose mutex they share with the driver.
+/// One task on one queue pair.
 pub const ONE_TASK: &str = "trapped, 1 task";
-/// The same.
+/// As [`ONE_TASK`], two tasks, which share the queue pair's mutex.
 pub const TWO_TASKS: &str = "trapped, 2 tasks on one queue pair";
-/// The same.
+/// As [`TWO_TASKS`], four tasks.
 pub const FOUR_TASKS: &str = "trapped, 4 tasks on one queue pair";
 /// Each task has a queue pair of its own.
 pub const FOUR_APART: &str = "trapped, 4 tasks on a queue pair each";

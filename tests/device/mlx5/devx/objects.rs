@@ -1,6 +1,6 @@
 //! Each kind of object that programs create by commands, and queries that do not wait.
 
-use super::{Queues, about, command, create, open, query_counters};
+use super::{Queues, about, command, counter_query, counters, create, input, open, query_counters};
 use crate::capability::Capability;
 use crate::env;
 use crate::fork::in_child;
@@ -35,17 +35,10 @@ trials![
     answers_stay_the_parents,
 ];
 
-/// A command of a layout, as bytes that may grow.
-fn input<L: Layout>(op: u16) -> Bits<L, Vec<u8>> {
-    let mut bytes = vec![0; L::INFO.bits / 8];
-    bytes[..2].copy_from_slice(&op.to_be_bytes());
-    Bits::new(bytes)
-}
-
 /// The output of a query of an object.
 fn query<L: Layout>(op: u16, object: &DevxObject) -> Verdict<Bits<L, Vec<u8>>> {
     // RQ tables have their queues behind the context.
-    let mut output = vec![0; L::INFO.bits / 8 + 64];
+    let mut output = vec![0; L::SIZE + 64];
     devx::query(object, &about(op, object.number()), &mut output)?;
     Ok(Bits::new(output))
 }
@@ -296,12 +289,10 @@ fn counter_set_counts_for_one_queue_pair() -> Verdict {
     open()?;
     let mut pair = Pair::new(Config::rc())?;
     let context = pair.b.context.clone();
-    let counters = create(&context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])?;
+    let counters = counters(&context)?;
     let count = || -> Verdict<u64> {
-        let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
-        input[28..].copy_from_slice(&counters.number().to_be_bytes());
         let mut output = vec![0; query_q_counter_out::SIZE];
-        devx::query(&counters, &input, &mut output)?;
+        devx::query(&counters, &counter_query(counters.number()), &mut output)?;
         let output = Bits::<query_q_counter_out, _>::new(output);
         Ok(output.get(query_q_counter_out::rx_write_requests))
     };
@@ -327,23 +318,18 @@ fn counter_set_counts_for_one_queue_pair() -> Verdict {
     Ok(counters.destroy()?)
 }
 
-fn counter_query(counters: &DevxObject) -> [u8; 32] {
-    let mut input: [u8; 32] = command(opcode::QUERY_Q_COUNTER);
-    input[28..].copy_from_slice(&counters.number().to_be_bytes());
-    input
-}
-
-fn counters(context: &Context) -> uverbs::Result<DevxObject> {
-    create(context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])
-}
-
 fn answers_arrive_with_their_numbers_and_lengths() -> Verdict {
     let context = open()?;
     let (queries, counters) = (DevxQueries::create(&context)?, counters(&context)?);
     assert_eq!(queries.try_next()?, None);
     let lengths = [256, 16, 100, 64];
     for (nth, length) in lengths.into_iter().enumerate() {
-        queries.query(&counters, &counter_query(&counters), length, u64::MAX - nth as u64)?;
+        queries.query(
+            &counters,
+            &counter_query(counters.number()),
+            length,
+            u64::MAX - nth as u64,
+        )?;
     }
     let mut left: BTreeSet<(u64, usize)> = lengths
         .into_iter()
@@ -377,7 +363,7 @@ fn queries_that_the_kernel_does_not_take_are_refused() -> Verdict {
     for input in [&about(opcode::QUERY_CQ, number)[..], &command::<32>(opcode::DEALLOC_Q_COUNTER)] {
         assert_eq!(errno(queries.query(&own, input, 256, 1)), Some(Errno::INVAL));
     }
-    let good = counter_query(&own);
+    let good = counter_query(own.number());
     for (input, length) in [(&good[..], 15), (&good[..8], 256)] {
         let error = queries.query(&own, input, length, 1).unwrap_err();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
@@ -387,7 +373,10 @@ fn queries_that_the_kernel_does_not_take_are_refused() -> Verdict {
     assert_eq!(errno(queries.query(&own, &dump, 256, 1)), Some(Errno::INVAL));
     let other = open()?;
     let theirs = counters(&other)?;
-    assert_eq!(errno(queries.query(&theirs, &counter_query(&theirs), 256, 1)), Some(Errno::INVAL));
+    assert_eq!(
+        errno(queries.query(&theirs, &counter_query(theirs.number()), 256, 1)),
+        Some(Errno::INVAL)
+    );
     assert_eq!(queries.try_next()?, None);
     Ok(())
 }
@@ -399,8 +388,8 @@ fn answers_leave_nothing() -> Verdict {
         let context = context.clone();
         Ok(Box::new(move || {
             let (queries, counters) = (DevxQueries::create(&context)?, counters(&context)?);
-            queries.query(&counters, &counter_query(&counters), 256, 1)?;
-            queries.query(&counters, &counter_query(&counters), 256, 2)?;
+            queries.query(&counters, &counter_query(counters.number()), 256, 1)?;
+            queries.query(&counters, &counter_query(counters.number()), 256, 2)?;
             queries.wait(Some(PATIENCE))?.expect("an answer").check()?;
             let pd = context.alloc_pd()?;
             let umem = Umem::builder(&context).page_sizes(4096).allocate(8192)?;
@@ -417,7 +406,7 @@ fn answers_stay_the_parents() -> Verdict {
     let mine = (DevxQueries::create(&context)?, counters(&context)?);
     let (queries, counters) = in_child(mine, |(queries, counters)| {
         for result in [
-            queries.query(&counters, &counter_query(&counters), 256, 1),
+            queries.query(&counters, &counter_query(counters.number()), 256, 1),
             queries.try_next().map(drop),
             queries.wait(None).map(drop),
             counters.export().map(drop),

@@ -1,6 +1,6 @@
 //! Objects and umems of DEVX that separately started processes share.
 
-use super::{command, create, open, query_counters};
+use super::{counters, create, input, open, query_counters};
 use crate::heir::take_over;
 use crate::partner::{Partner, missing, parse, print, refused};
 use crate::verdict::{Stop, Verdict, trials};
@@ -8,7 +8,7 @@ use uverbs::mlx5::devx::{self, DevxObject, DevxRef, ImportedDevxObject, Imported
 use uverbs::mlx5::{Uar, UarKind, export_sizes};
 use uverbs::{Context, Envelope, Errno, ErrorWith, Foreign, ObjectKind};
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
-use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+use uverbs_uapi::mlx5::prm::opcode;
 
 trials![
     importer_queries_the_object_of_its_owner,
@@ -27,8 +27,7 @@ fn queue_in(
     uar: &Uar,
     keeps: &[&dyn DevxRef],
 ) -> Verdict<DevxObject> {
-    let bytes = command::<{ create_cq_in::SIZE }>(opcode::CREATE_CQ);
-    let mut input = Bits::<create_cq_in, _>::new(bytes);
+    let mut input = input::<create_cq_in>(opcode::CREATE_CQ);
     input.set(create_cq_in::cq_umem_id, umem.into());
     let mut queue = input.sub_mut(create_cq_in::cq_context);
     for (field, value) in [
@@ -103,21 +102,10 @@ impl PartnerObjects {
     }
 }
 
-/// A partner that shares `context`.
-fn partner(context: &Context) -> Verdict<Partner> {
-    let mut partner = Partner::start()?;
-    partner.import(context)?;
-    Ok(partner)
-}
-
-fn counters(context: &Context) -> uverbs::Result<DevxObject> {
-    create(context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])
-}
-
 fn importer_queries_the_object_of_its_owner() -> Verdict {
     let context = open()?;
     let (own, other) = (counters(&context)?, counters(&context)?);
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     for object in [&own, &other] {
         let told = partner.ask(&format!("devx-import {}", print(&object.export()?)), "imported")?;
         assert_eq!(told, object.number().to_string());
@@ -127,7 +115,7 @@ fn importer_queries_the_object_of_its_owner() -> Verdict {
     partner.dismiss()?;
     assert_eq!(context.handles(ObjectKind::MLX5_DEVX_OBJ)?.len(), 2);
     query_counters(&other)?;
-    let mut partner = self::partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let envelope = print(&own.export()?);
     partner.ask(&format!("devx-import {envelope}"), "imported")?;
     own.destroy()?;
@@ -143,7 +131,7 @@ fn importer_queries_the_object_of_its_owner() -> Verdict {
 fn importer_makes_a_queue_in_the_memory_of_the_exporter() -> Verdict {
     let context = open()?;
     let umem = Umem::builder(&context).page_sizes(4096).allocate(0x2000)?;
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let told = partner.ask(&format!("devx-umem {}", print(&umem.export()?)), "created")?;
     let (number, length) = told.split_once(' ').ok_or_else(|| Stop::fail(told.clone()))?;
     assert_eq!((number.parse::<u32>().is_ok(), length), (true, "8192"));
@@ -159,7 +147,7 @@ fn importer_makes_a_queue_in_the_memory_of_the_exporter() -> Verdict {
 
 fn object_that_is_released_belongs_to_the_importer() -> Verdict {
     let context = open()?;
-    let mut partner = partner(&context)?;
+    let mut partner = Partner::sharing(&context)?;
     let envelope = counters(&context)?.release()?;
     assert_eq!(context.handles(ObjectKind::MLX5_DEVX_OBJ)?.len(), 1);
     partner.ask(&format!("devx-import {}", print(&envelope)), "imported")?;

@@ -1,6 +1,6 @@
 //! Virtio network queues, whose doorbells are VARs.
 
-use super::{command, create, open};
+use super::{capabilities, command, create, input, open};
 use crate::capability::Capability;
 use crate::env;
 use crate::frame::Frame;
@@ -13,7 +13,6 @@ use std::time::Instant;
 use uverbs::mlx5::devx::{self, DevxObject, Umem};
 use uverbs::mlx5::{DoorbellPage, Var, VarKind, pd_number};
 use uverbs::{Access, Context, Errno, FlowEth, MemoryRegion, ObjectKind, ProtectionDomain};
-use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
 use uverbs_uapi::mlx5::prm::hca_cap::{cmd_hca_cap, virtio_emulation_cap as caps};
 use uverbs_uapi::mlx5::prm::object::general_obj_in_cmd_hdr as header;
 use uverbs_uapi::mlx5::prm::rqc::{create_tis_in, tisc};
@@ -39,16 +38,7 @@ const FRAME: usize = 0x1000;
 /// Bytes of `struct virtio_net_hdr_v1`.
 const HEADER: usize = 12;
 
-fn capabilities<L: Layout>(context: &Context, group: u16) -> Verdict<Bits<L, Vec<u8>>> {
-    let mut input: [u8; 16] = command(opcode::QUERY_HCA_CAP);
-    input[6..8].copy_from_slice(&(group << 1 | 1).to_be_bytes());
-    let mut output = vec![0; query_hca_cap_out::SIZE];
-    devx::general_command(context, &input, &mut output)?;
-    let output = Bits::<query_hca_cap_out, _>::new(output);
-    Ok(Bits::new(output.span(query_hca_cap_out::capability).to_vec()))
-}
-
-/// What a virtqueue is made of, and the command that makes it.
+/// The parts of a virtqueue, and the command that creates it.
 struct Parts {
     input: Bits<create_virtio_net_q_in, Vec<u8>>,
     tis: DevxObject,
@@ -78,13 +68,11 @@ impl Parts {
         let umem = |at: usize| Umem::builder(&context).allocate(sizes[at] as usize);
         let umems = [umem(0)?, umem(1)?, umem(2)?];
         let domain = create(&context, &command::<16>(opcode::ALLOC_TRANSPORT_DOMAIN), &[])?;
-        let mut input =
-            Bits::<create_tis_in, _>::new(command::<{ create_tis_in::SIZE }>(opcode::CREATE_TIS));
-        input.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain.number().into());
-        let tis = create(&context, input.bytes(), &[&domain])?;
-        let bytes = command::<{ create_virtio_net_q_in::SIZE }>(opcode::CREATE_GENERAL_OBJECT);
-        let mut parts =
-            Parts { input: Bits::new(bytes.to_vec()), tis, umems, memory, context, _pd: pd };
+        let mut asked = input::<create_tis_in>(opcode::CREATE_TIS);
+        asked.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain.number().into());
+        let tis = create(&context, asked.bytes(), &[&domain])?;
+        let input = input::<create_virtio_net_q_in>(opcode::CREATE_GENERAL_OBJECT);
+        let mut parts = Parts { input, tis, umems, memory, context, _pd: pd };
         let base = parts.memory.as_ptr() as u64;
         let (key, pd) = (parts.memory.lkey().0, pd_number(&parts._pd)?);
         let ids = [0, 1, 2].map(|at| u64::from(parts.umems[at].id()));
@@ -154,8 +142,7 @@ impl Parts {
 }
 
 fn change(virtq: &DevxObject, to: u64) -> uverbs::Result<()> {
-    let bytes = command::<{ modify_virtio_net_q_in::SIZE }>(opcode::MODIFY_GENERAL_OBJECT);
-    let mut input = Bits::<modify_virtio_net_q_in, _>::new(bytes);
+    let mut input = input::<modify_virtio_net_q_in>(opcode::MODIFY_GENERAL_OBJECT);
     let mut about = input.sub_mut(modify_virtio_net_q_in::general_obj_in_cmd_hdr);
     about.set(header::obj_type, OBJ_TYPE_VIRTIO_NET_Q.into());
     about.set(header::obj_id, virtq.number().into());
@@ -271,7 +258,7 @@ fn virtqueues_that_make_no_sense_are_refused() -> Verdict {
     assert!(parts.create().is_err());
     parts.input = Bits::new(good);
     let virtq = parts.create()?;
-    // What is in use stays.
+    // A umem in use stays.
     let Parts { umems: [umem, ..], .. } = parts;
     assert_eq!(umem.destroy().expect_err("the queue is in it").into_parts().1.errno(), Errno::BUSY);
     virtq.destroy()?;

@@ -11,7 +11,6 @@ use std::cell::Cell;
 use std::hint::{black_box, spin_loop};
 use std::io::{Read, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
@@ -363,7 +362,7 @@ fn futures(tasks: usize, queue_pairs: usize) -> Result<Run> {
         let qp = cq.adopt(pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).build()?)?;
         let peer = Side::new(&fabric, 1)?;
         connect(&qp, &peer.qp)?;
-        pairs.push((Arc::new(qp), peer));
+        pairs.push((qp, peer));
     }
     let mut kept = (0..tasks).map(|_| pool.take()).collect::<std::result::Result<Vec<_>, _>>()?;
     timed(20_000 / tasks as u32, |rounds| {

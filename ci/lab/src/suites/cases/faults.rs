@@ -123,7 +123,7 @@ fn one(name: &str, body: Test, vm: &mut Vm, device: Client, log: &mut String) ->
     }
 }
 
-/// What a script does with the server of a client that failed.
+/// The end of the server when its client has failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Server {
     /// It may never notice: it is killed.
@@ -143,14 +143,14 @@ fn pair(server: &str, client: &str, after: Server) -> String {
     )
 }
 
-/// One side of a ping-pong.
-fn ping_pong_on(device: &str, options: &str) -> String {
-    format!("ibv_rc_pingpong -d {device} -g 3 {options}")
-}
-
 /// A ping-pong with the same options on both sides.
 fn ping_pong(options: &str) -> String {
-    pair(&ping_pong_on("mlx5_1", options), &ping_pong_on("mlx5_0", options), Server::Killed)
+    ping_pong_and(options, Server::Killed)
+}
+
+fn ping_pong_and(options: &str, after: Server) -> String {
+    let side = |device| format!("ibv_rc_pingpong -d {device} -g 3 {options}");
+    pair(&side("mlx5_1"), &side("mlx5_0"), after)
 }
 
 /// A program of perftest with the same options on both sides.
@@ -300,8 +300,7 @@ fn a_receive_with_a_syndrome(test: &mut FaultTest<'_>) -> Result<()> {
         syndrome: 0x04,
         vendor: 0x77,
     })?;
-    let (server, client) = (ping_pong_on("mlx5_1", "-n 20"), ping_pong_on("mlx5_0", "-n 20"));
-    let text = test.fails(&pair(&server, &client, Server::Awaited))?;
+    let text = test.fails(&ping_pong_and("-n 20", Server::Awaited))?;
     ensure!(text.contains("(4) for wr_id 1"), "no protection error at the receiver\n{text}");
     ensure!(text.contains("(11) for wr_id 2"), "no remote error at the sender\n{text}");
     Ok(())
