@@ -1,9 +1,9 @@
 //! Memory regions: memory that a device, and through it a peer, may reach by a key.
 //!
-//! [`register`] registers memory of this process and dma-bufs ([`data_direct`] through a second function), [`device`] registers memory on the device.
-//! [`memory`] reads and writes a region, [`range`] checks ranges of it, [`rereg`] changes it, [`advise`]
-//! prefetches its pages, [`null`] is the region of no memory, [`any`] is a region of any memory, [`query`] asks the kernel about it, and
-//! [`sharing`](crate::sharing) shares it with other processes. Pairs with
+//! [`register`] registers memory of this process and dma-bufs ([`data_direct`] through a second function), [`device`]
+//! registers memory on the device. [`memory`] reads and writes a region, [`range`] checks ranges of it, [`rereg`] changes
+//! it, [`advise`] prefetches its pages, [`null`] is the region of no memory, [`any`] is a region of any memory, [`query`]
+//! asks the kernel about it, and [`sharing`](crate::sharing) shares it with other processes. Pairs with
 //! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
 
 mod advise;

@@ -84,6 +84,22 @@ pub(crate) enum Payload<'a> {
     InlineList(&'a [&'a [u8]]),
 }
 
+impl<'a> Payload<'a> {
+    /// The slices of inline data; none if the data is in SGEs.
+    pub(crate) fn inline_parts(&self) -> &[&'a [u8]] {
+        match self {
+            Payload::Sges(_) => &[],
+            Payload::Inline(bytes) => std::slice::from_ref(bytes),
+            Payload::InlineList(parts) => parts,
+        }
+    }
+}
+
+/// The bytes of all slices. Each has at most `isize::MAX`, and one may stand in the list more than once.
+pub(crate) fn inline_bytes(parts: &[&[u8]]) -> usize {
+    parts.iter().fold(0, |sum, part| sum.saturating_add(part.len()))
+}
+
 /// A request for a send queue.
 ///
 /// Made by the constructor of its operation and refined from there:

@@ -39,8 +39,8 @@ pub trait Locking: Sharing + Sized {
     const ONE_THREAD: bool;
 }
 
-/// Says that a queue pair belongs to a completion queue of futures, and only such a queue's own code has it. The trait is public:
-/// without this a program could ring a batch of a queue pair of its own, whose thread domain nobody compared.
+/// Says that a queue pair belongs to a completion queue of futures, and only such a queue's own code has it. The trait
+/// is public: without this a program could ring a batch of a queue pair of its own, whose thread domain nobody compared.
 #[derive(Debug)]
 pub struct TakenOver(());
 

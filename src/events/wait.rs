@@ -21,16 +21,28 @@ pub(crate) fn read_record<T: FromBytes + IntoBytes>(
     fd: BorrowedFd<'_>,
     record: &mut T,
 ) -> Result<Read> {
+    match read_some(verb, fd, record.as_mut_bytes())? {
+        None => Ok(Read::Empty),
+        Some(length) if length == size_of::<T>() => Ok(Read::Record),
+        Some(length) => Err(Error::new(verb, Errno::PROTO).detail(format!(
+            "the kernel answered {length} bytes in place of an event of {}",
+            size_of::<T>()
+        ))),
+    }
+}
+
+/// As [`read_record`], for records of different lengths: the length of this one; `None` if there is none.
+pub(crate) fn read_some(
+    verb: &'static str,
+    fd: BorrowedFd<'_>,
+    to: &mut [u8],
+) -> Result<Option<usize>> {
     loop {
-        return match rustix::io::read(fd, record.as_mut_bytes()) {
-            Ok(length) if length == size_of::<T>() => Ok(Read::Record),
+        return match rustix::io::read(fd, &mut *to) {
             // A hosted kernel closed its end, where Linux answers `EIO` itself.
             Ok(0) => Err(Error::from_kernel(verb, Errno::IO)),
-            Ok(length) => Err(Error::new(verb, Errno::PROTO).detail(format!(
-                "the kernel answered {length} bytes in place of an event of {}",
-                size_of::<T>()
-            ))),
-            Err(Errno::AGAIN) => Ok(Read::Empty),
+            Ok(length) => Ok(Some(length)),
+            Err(Errno::AGAIN) => Ok(None),
             Err(Errno::INTR) => continue,
             Err(errno) => Err(Error::from_kernel(verb, errno)),
         };

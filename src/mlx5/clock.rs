@@ -141,9 +141,7 @@ impl Clock {
         }
         Err(Error::new(VERB, Errno::IO).detail("the clock's page is always being written"))
     }
-}
 
-impl Clock {
     /// As [`nanoseconds`](Self::nanoseconds), as a time of the system's kind: when a completion with this
     /// [timestamp](crate::Completion::timestamp) was written. The driver sets its clock to the system's time when it loads;
     /// a PTP daemon (`ptp4l`, `phc2sys`) keeps both together, and without one they drift apart. On a device in the process the

@@ -6,6 +6,7 @@ use super::devx::{general_command, query, send_modify};
 use crate::ah::AddressHandle;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::provider::mlx5::ah::FIRST_PORT;
 use crate::qp::QpControl;
 use crate::qp::state::{QpState, QpType};
 use crate::wr::Address;
@@ -29,18 +30,14 @@ fn input<T: Layout>(op: u16) -> Bits<T, Vec<u8>> {
 }
 
 /// The general capabilities, as they are set.
-fn capabilities(context: &Context) -> Result<Bits<cmd_hca_cap, Vec<u8>>> {
+fn capabilities(verb: &'static str, context: &Context) -> Result<Bits<cmd_hca_cap, Vec<u8>>> {
     let mut command = [0; 16];
     command[..2].copy_from_slice(&opcode::QUERY_HCA_CAP.to_be_bytes());
     command[7] = 1;
     let mut output = vec![0; query_hca_cap_out::SIZE];
-    general_command(context, &command, &mut output)?;
+    general_command(context, &command, &mut output).map_err(|error| error.in_verb(verb))?;
     let output = Bits::<query_hca_cap_out, _>::new(output);
     Ok(Bits::new(output.span(query_hca_cap_out::capability).to_vec()))
-}
-
-fn context(qp: &QpControl) -> Context {
-    Context { file: qp.qp.file().clone() }
 }
 
 /// Refuses what libmlx5 refuses with `EOPNOTSUPP`, for a reason.
@@ -57,14 +54,11 @@ fn check_rts(verb: &'static str, qp: &QpControl) -> Result<()> {
     }
 }
 
-/// The lowest UDP port that RoCE v2 sends from.
-const LOWEST_UDP_PORT: u16 = 0xc000;
-
 fn check_udp_port(verb: &'static str, port: u16) -> Result<()> {
-    match port < LOWEST_UDP_PORT {
+    match port < FIRST_PORT {
         true => Err(Error::invalid(
             verb,
-            format!("port {port} is below {LOWEST_UDP_PORT}, the lowest that RoCE v2 sends from"),
+            format!("port {port} is below {FIRST_PORT}, the lowest that RoCE v2 sends from"),
         )),
         false => Ok(()),
     }
@@ -89,7 +83,7 @@ fn check_udp_port(verb: &'static str, port: u16) -> Result<()> {
 pub fn set_udp_source_port(qp: &QpControl, port: u16) -> Result<()> {
     const VERB: &str = "set_udp_source_port";
     check_udp_port(VERB, port)?;
-    let caps = capabilities(&context(qp)).map_err(|error| error.in_verb(VERB))?;
+    let caps = capabilities(VERB, &qp.context())?;
     let qp_type = qp.qp_type();
     if !matches!(qp_type, QpType::RC | QpType::UC) {
         return Err(unsupported(
@@ -151,7 +145,7 @@ pub struct LagPort {
 
 /// The numbers of ports of the device's LAG, if there are at least two.
 fn lag_ports(verb: &'static str, qp: &QpControl) -> Result<(u64, Bits<cmd_hca_cap, Vec<u8>>)> {
-    let caps = capabilities(&context(qp)).map_err(|error| error.in_verb(verb))?;
+    let caps = capabilities(verb, &qp.context())?;
     match caps.get(cmd_hca_cap::num_lag_ports) {
         0 | 1 => Err(unsupported(verb, "the device's ports form no LAG".into())),
         ports => Ok((ports, caps)),
@@ -182,7 +176,7 @@ fn lag_port(
     let mut command = [0; 16];
     command[..2].copy_from_slice(&opcode::QUERY_LAG.to_be_bytes());
     let mut output = vec![0; query_lag_out::SIZE];
-    let asked = general_command(&context(qp), &command, &mut output);
+    let asked = general_command(&qp.context(), &command, &mut output);
     asked.map_err(|error| error.in_verb(verb))?;
     let lag = Bits::<query_lag_out, _>::new(output);
     let lag = lag.sub(query_lag_out::ctx);
@@ -281,7 +275,7 @@ pub fn query_out_of_order(context: &Context) -> Result<OutOfOrderReceives> {
     if !super::query_device(context)?.out_of_order_placement() {
         return Ok(OutOfOrderReceives::default());
     }
-    let caps = capabilities(context).map_err(|error| error.in_verb(VERB))?;
+    let caps = capabilities(VERB, context)?;
     let most = |field, receives| if caps.get(field) == 0 { 0 } else { receives };
     // A cyclic queue has twice the entries.
     Ok(OutOfOrderReceives {

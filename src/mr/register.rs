@@ -394,7 +394,7 @@ impl MrBuilder {
         }
         let iova = self.iova.unwrap_or(offset);
         check(self.access, offset, u64::MAX, iova, length).map_err(|error| error.in_verb(VERB))?;
-        let page = rustix::param::page_size() as u64;
+        let page = page_size() as u64;
         if self.data_direct && iova % page != 0 {
             let detail = format!(
                 "the address {iova:#x} of a data-direct region is no multiple of {page}: set iova, \

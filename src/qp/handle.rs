@@ -138,7 +138,8 @@ impl QpInner {
         let ece = self.ece();
         let asked = ece.filter(|_| attr.may_carry_options()).map_or(0, EceState::asked);
         let out_of_order = self.out_of_order && attr.next_state() == Some(QpState::INIT);
-        if asked == 0 && !out_of_order && attr.limit().is_none() {
+        let has_drivers_part = asked != 0 || out_of_order;
+        if !has_drivers_part && attr.limit().is_none() {
             file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base))?;
         } else {
             let rate_limit = attr.limit().unwrap_or_default();
@@ -152,7 +153,7 @@ impl QpInner {
                         .driver(input, output),
                 )
             };
-            if asked == 0 && !out_of_order {
+            if !has_drivers_part {
                 modify(&[], &mut [])?;
             } else {
                 let change = QpChange { ece: asked, out_of_order };

@@ -45,9 +45,12 @@ pub(super) struct RdmaCoreUmem {
     umem_id: u32,
 }
 
-/// An import of bytes that libmlx5 did not export.
-fn wrong_length(verb: &'static str, bytes: &[u8], length: usize) -> Error {
-    Error::invalid(verb, format!("{} bytes; rdma-core exports {length}", bytes.len()))
+/// Reads the bytes that libmlx5 exported.
+pub(super) fn read_rdma_core<T: FromBytes>(verb: &'static str, bytes: &[u8]) -> Result<T> {
+    T::read_from_bytes(bytes).map_err(|_| {
+        let length = size_of::<T>();
+        Error::invalid(verb, format!("{} bytes; rdma-core exports {length}", bytes.len()))
+    })
 }
 
 /// Sharing, by [`export`](Self::export) in one process and [`import`](Self::import) in another that has the same kernel
@@ -70,7 +73,7 @@ impl DevxObject {
     /// query[31] = imported.number() as u8;
     /// devx::query(&*imported, &query, output)?;
     /// imported.unimport()?;
-    /// // What a program of libmlx5 exported:
+    /// // The bytes that a program of libmlx5 exported:
     /// let imported = DevxObject::import_rdma_core(context, &bytes)?;
     /// // One that has another owner from then on:
     /// let envelope = counters.release()?;
@@ -158,10 +161,8 @@ impl DevxObject {
     #[doc(alias = "mlx5dv_devx_obj_import")]
     pub fn import_rdma_core(context: &Context, bytes: &[u8]) -> Result<ImportedDevxObject> {
         context.file.provider.mlx5(IMPORT_OBJECT)?;
-        let length = size_of::<RdmaCoreObject>();
-        let blob = RdmaCoreObject::read_from_bytes(bytes)
-            .map_err(|_| wrong_length(IMPORT_OBJECT, bytes, length))?;
-        let RdmaCoreObject { handle, kind, object_id, rx_icm_addr, log_obj_range, .. } = blob;
+        let RdmaCoreObject { handle, kind, object_id, rx_icm_addr, log_obj_range, .. } =
+            read_rdma_core(IMPORT_OBJECT, bytes)?;
         let facts = Facts { number: object_id, kind, rx_icm_addr, log_obj_range };
         import_object(context, handle, facts)
     }
@@ -230,9 +231,7 @@ impl Umem<Foreign> {
     #[doc(alias = "mlx5dv_devx_umem_import")]
     pub fn import_rdma_core(context: &Context, bytes: &[u8]) -> Result<ImportedUmem> {
         context.file.provider.mlx5(IMPORT_UMEM)?;
-        let length = size_of::<RdmaCoreUmem>();
-        let blob = RdmaCoreUmem::read_from_bytes(bytes)
-            .map_err(|_| wrong_length(IMPORT_UMEM, bytes, length))?;
+        let blob: RdmaCoreUmem = read_rdma_core(IMPORT_UMEM, bytes)?;
         import_umem(context, blob.handle, blob.umem_id, 0)
     }
 }

@@ -29,7 +29,7 @@ pub(crate) mod sealed {
 }
 
 /// Implemented by the types that can be imported: protection domains, memory regions, device memory, and
-/// VARs of mlx5.
+/// of mlx5 VARs, DEVX objects and umems.
 pub trait Importable: sealed::Sealed {}
 
 impl<T: sealed::Sealed> Importable for T {}

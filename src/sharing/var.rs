@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorWith, Result};
 use crate::handles::ObjectKind;
 use crate::mlx5::var::{Var, VarLocation};
 use crate::object::{Class, Object};
-use crate::sharing::devx::{RdmaCoreObject, RdmaCoreUmem};
+use crate::sharing::devx::{RdmaCoreObject, RdmaCoreUmem, read_rdma_core};
 use crate::sharing::envelope::{Envelope, Fingerprint};
 use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use rustix::io::Errno;
@@ -163,10 +163,7 @@ impl Var {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn import_rdma_core(context: &Context, bytes: &[u8]) -> Result<ImportedVar> {
         context.file.provider.mlx5(VERB)?;
-        let blob = RdmaCore::read_from_bytes(bytes).map_err(|_| {
-            let detail = format!("{} bytes; rdma-core exports 24", bytes.len());
-            Error::invalid(VERB, detail)
-        })?;
+        let blob: RdmaCore = read_rdma_core(VERB, bytes)?;
         let location =
             VarLocation { page_id: blob.page_id, length: blob.length, mmap_offset: blob.offset };
         import(context, blob.handle, location)

@@ -143,37 +143,36 @@ pub(crate) fn create_comp_channel(kernel: &dyn Kernel) -> Result<OwnedFd, Errno>
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes the file of a context's asynchronous events. It is here for the same reason.
-pub(crate) fn create_async_event_file(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
-    const FD: u16 = UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE;
-    let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC);
-    kernel.execute(command.new_fd(FD))?;
-    let fd = i32::try_from(command.made(FD)?).map_err(|_| Errno::PROTO)?;
+/// Runs a command that makes a file, which its attribute `id` names. It is here for the same reason.
+fn create_file(kernel: &dyn Kernel, command: &mut Command<'_>, id: u16) -> Result<OwnedFd, Errno> {
+    kernel.execute(command)?;
+    let fd = i32::try_from(command.made(id)?).map_err(|_| Errno::PROTO)?;
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes a file of DEVX events. It is here for the same reason.
+/// Makes the file of a context's asynchronous events.
+pub(crate) fn create_async_event_file(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
+    const FD: u16 = UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE;
+    let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC);
+    create_file(kernel, command.new_fd(FD), FD)
+}
+
+/// Makes a file of DEVX events.
 pub(crate) fn create_devx_event_file(kernel: &dyn Kernel, flags: u32) -> Result<OwnedFd, Errno> {
     const FD: u16 = MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_HANDLE;
     let mut command =
         Command::new(MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD, MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC);
     command.new_fd(FD).u32(MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_FLAGS, flags);
-    kernel.execute(&mut command)?;
-    let fd = i32::try_from(command.made(FD)?).map_err(|_| Errno::PROTO)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    create_file(kernel, &mut command, FD)
 }
 
-/// Makes the file of answers to DEVX queries. It is here for the same reason.
+/// Makes the file of answers to DEVX queries.
 pub(crate) fn create_devx_command_file(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
     const FD: u16 = MLX5_IB_ATTR_DEVX_ASYNC_CMD_FD_ALLOC_HANDLE;
     let mut command =
         Command::new(MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD, MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC);
-    kernel.execute(command.new_fd(FD))?;
-    let fd = i32::try_from(command.made(FD)?).map_err(|_| Errno::PROTO)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    create_file(kernel, command.new_fd(FD), FD)
 }
 
 impl Mapper for UverbsFd {

@@ -63,7 +63,7 @@ struct DevxInner {
     facts: Facts,
 }
 
-/// What libmlx5 tells of an object when it exports it.
+/// The facts of an object that libmlx5 exports with its handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) number: u32,
@@ -171,9 +171,7 @@ impl DevxObject {
         destroy_sole(self.inner, Class::DEVX_OBJECT.verb, HELD, |inner| inner.object.destroy())
             .map_err(|failed| failed.map(|inner| DevxObject { inner }))
     }
-}
 
-impl DevxObject {
     /// An object that another process created.
     pub(crate) fn imported(file: Arc<File>, handle: u32, facts: Facts) -> DevxObject {
         let object = Object::without_memory(file, Class::DEVX_OBJECT, handle);

@@ -6,7 +6,7 @@ use super::object::{DevxTarget, check_query};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::file::set_nonblocking;
-use crate::events::wait::wait_readable;
+use crate::events::wait::{read_some, wait_readable};
 use crate::file::File;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::create_devx_command_file;
@@ -34,6 +34,8 @@ pub struct DevxAnswer {
 }
 
 impl DevxAnswer {
+    /// Checks that firmware answered the query instead of refusing it.
+    ///
     /// # Errors
     ///
     /// Firmware's refusal of the query, by its status and syndrome. An output of zeros passes: the kernel answers so as well
@@ -145,24 +147,19 @@ impl DevxQueries {
         let (record, length) = loop {
             let most = self.most.load(Ordering::Relaxed);
             let mut record = vec![0; HEADER + most];
-            match rustix::io::read(&self.fd, &mut record[..]) {
-                Ok(length) => break (record, length),
-                Err(Errno::AGAIN) => {
-                    return check_device(GET, self.fd.as_fd()).map(|()| None);
-                }
-                Err(Errno::INTR) => {}
+            match read_some(GET, self.fd.as_fd(), &mut record) {
+                Ok(Some(length)) => break (record, length),
+                Ok(None) => return check_device(GET, self.fd.as_fd()).map(|()| None),
                 // Another thread has asked for a longer answer meanwhile.
-                Err(Errno::NOSPC) if self.most.load(Ordering::Relaxed) > most => {}
-                Err(errno) => return Err(Error::from_kernel(GET, errno)),
+                Err(error)
+                    if error.errno() == Errno::NOSPC
+                        && self.most.load(Ordering::Relaxed) > most => {}
+                Err(error) => return Err(error),
             }
         };
         let Some((wr_id, output)) = record[..length].split_first_chunk::<HEADER>() else {
-            // A hosted kernel closed its end, where Linux answers `EIO` itself.
-            return Err(match length {
-                0 => Error::from_kernel(GET, Errno::IO),
-                _ => Error::new(GET, Errno::PROTO)
-                    .detail(format!("the kernel answered {length} bytes, fewer than a header")),
-            });
+            return Err(Error::new(GET, Errno::PROTO)
+                .detail(format!("the kernel answered {length} bytes, fewer than a header")));
         };
         let wr_id = u64::from_ne_bytes(*wr_id);
         Ok(Some(DevxAnswer { wr_id, output: output.to_vec() }))

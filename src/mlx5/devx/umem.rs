@@ -269,8 +269,8 @@ impl<M> Umem<M> {
         self.inner.object.memory().map_or(std::ptr::null_mut(), Backing::as_ptr)
     }
 
-    /// The length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "there is no umem of 0 bytes")]
+    /// The length in bytes; 0 if [`import_rdma_core`](Umem::import_rdma_core) made it.
+    #[expect(clippy::len_without_is_empty, reason = "a length of 0 means that it is unknown")]
     pub fn len(&self) -> u64 {
         self.inner.object.memory().map_or(0, Backing::reach)
     }

@@ -12,7 +12,7 @@ use uverbs_uapi::mlx5::wqe::mlx5_av;
 const GRH: u32 = 1 << 30;
 const FLOW_LABEL: u32 = (1 << 20) - 1;
 /// The first UDP source port of RoCE v2.
-const FIRST_PORT: u16 = 0xc000;
+pub(crate) const FIRST_PORT: u16 = 0xc000;
 pub(crate) fn vector(
     attr: &ib_uverbs_ah_attr,
     link: LinkProtocol,

@@ -215,7 +215,10 @@ impl Limits {
             )
             .then_some(resp.hca_core_clock_offset),
             clock_info_versions: resp.clock_info_versions,
-            null_lkey: has(mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY).then_some(Lkey(resp.dump_fill_mkey)),
+            null_lkey: has(
+                mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY,
+            )
+            .then_some(Lkey(resp.dump_fill_mkey)),
             real_time: has(
                 mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS,
             ),

@@ -313,17 +313,23 @@ impl QpParts {
 impl QpRegister {
     fn new(mlx5: &Mlx5, of_thread: Option<&RegisterLease>, kernel: &dyn Kernel) -> QpRegister {
         match of_thread {
-            Some(lease) => {
-                let (register, page) = (lease.register().clone(), lease.page_id());
-                let mmap_offset = lease.mmap_offset();
-                QpRegister { register, page, mmap_offset, is_owned: true, lease: None }
-            }
+            Some(lease) => QpRegister::of(lease),
             None => {
                 let lease = mlx5.registers.for_queue(kernel);
-                let (register, page) = (lease.register().clone(), lease.page_id());
-                let (mmap_offset, is_owned) = (lease.mmap_offset(), !lease.is_shared());
-                QpRegister { register, page, mmap_offset, is_owned, lease: Some(lease) }
+                let of_lease = QpRegister::of(&lease);
+                QpRegister { lease: Some(lease), ..of_lease }
             }
+        }
+    }
+
+    /// The register of a lease that somebody else keeps.
+    fn of(lease: &RegisterLease) -> QpRegister {
+        QpRegister {
+            register: lease.register().clone(),
+            page: lease.page_id(),
+            mmap_offset: lease.mmap_offset(),
+            is_owned: !lease.is_shared(),
+            lease: None,
         }
     }
 }

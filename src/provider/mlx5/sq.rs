@@ -26,7 +26,7 @@ use crate::qp::state::QpType;
 use crate::wc::WcOpcode;
 use crate::wr::{
     Address, Destination, Payload, PostError, QpTransport, Remote, RingError, SendFlags, SendOp,
-    SendOps, SendWr, Sge,
+    SendOps, SendWr, Sge, inline_bytes,
 };
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe;
@@ -216,6 +216,7 @@ pub(crate) struct Mlx5Sq {
     raw_packet: RawPacketLimits,
     pub(super) gate: Gate,
     ring_gate: Gate,
+    /// Boxed: posting never reads it.
     told: Box<Told>,
 }
 
@@ -855,9 +856,7 @@ impl Wqe<'_> {
     #[inline(never)]
     fn inline_list(self, size: &mut u32, parts: &[&[u8]], skipped: usize) -> Result<(), PostError> {
         let max = self.ring.max_inline;
-        // Each of at most isize::MAX bytes, a slice may stand in the list more than once.
-        let length = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
-        let length = length.saturating_sub(skipped);
+        let length = inline_bytes(parts).saturating_sub(skipped);
         if length > max {
             return Err(PostError::InlineTooLong { max: max as u32 });
         }

@@ -7,7 +7,9 @@ use crate::memory::mapping::Mapper;
 use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::{SendCursor, SendLimits};
 use crate::qp::state::QpType;
-use crate::wr::{Address, Payload, PostError, QpTransport, RingError, SendOp, SendWr, Sge};
+use crate::wr::{
+    Address, Payload, PostError, QpTransport, RingError, SendOp, SendWr, Sge, inline_bytes,
+};
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::rxe::{
@@ -127,7 +129,7 @@ impl RxeSq {
             }
             Payload::InlineList(parts) => {
                 let too_long = PostError::InlineTooLong { max: self.limits.max_inline };
-                let length = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
+                let length = inline_bytes(parts);
                 if length > self.limits.max_inline as usize {
                     return Err(too_long);
                 }

@@ -39,8 +39,7 @@ impl Mlx5Sq {
         }
         match &wr.payload {
             Payload::Sges(sges) => wqe.gather(&mut size, sges)?,
-            Payload::Inline(bytes) => wqe.inline_list(&mut size, &[bytes], moved)?,
-            Payload::InlineList(parts) => wqe.inline_list(&mut size, parts, moved)?,
+            inline => wqe.inline_list(&mut size, inline.inline_parts(), moved)?,
         }
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
         let tail = pair(completion_flags(wr.flags).into(), 0) | self.always;
@@ -59,15 +58,10 @@ impl Mlx5Sq {
         let short = PostError::HeaderTooShort { min: min as u32 };
         let missing = min.saturating_sub(header.length);
         let mut left = missing;
-        let mut move_from = |bytes: &[u8]| {
-            let (more, _) = bytes.split_at(left.min(bytes.len()));
+        for part in payload.inline_parts() {
+            let (more, _) = part.split_at(left.min(part.len()));
             header.append(more);
             left -= more.len();
-        };
-        match payload {
-            Payload::Sges(_) => {}
-            Payload::Inline(bytes) => move_from(bytes),
-            Payload::InlineList(parts) => parts.iter().for_each(|part| move_from(part)),
         }
         if left > 0 { Err(short) } else { Ok((header, missing)) }
     }
