@@ -54,6 +54,7 @@ fn general(options: &Options) -> Vec<u8> {
     let mut cap = Bits::<general, _>::new(vec![0; GROUP]);
     let ethernet = options.port_type == PortType::Ethernet;
     let limits = &options.limits;
+    let full = u64::from(!options.minimal);
     for (field, value) in [
         // Object numbers and queue sizes.
         (general::log_max_srq_sz, limits.log_max_srq_sz.into()),
@@ -95,7 +96,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_pg_sz, 12),
         (general::fixed_buffer_size, 1),
         (general::umr_extended_translation_offset, 1),
-        (general::dump_fill_mkey, (!options.minimal).into()),
+        (general::dump_fill_mkey, full),
         (general::imaicl, 1),
         (general::device_memory, 1),
         (general::umr_modify_entity_size_disabled, options.minimal.into()),
@@ -109,13 +110,13 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_ra_res_qp, limits.log_max_ra_qp.into()),
         (general::local_ca_ack_delay, 16),
         (general::atomic, options.atomics.into()),
-        (general::ece_support, (!options.minimal).into()),
+        (general::ece_support, full),
         (general::set_deth_sqpn, 1),
-        (general::hca_cap_2, (!options.minimal).into()),
-        (general::dp_ordering_ooo_all_rc, (!options.minimal).into()),
-        (general::dp_ordering_ooo_all_uc, (!options.minimal).into()),
-        (general::dp_ordering_ooo_all_ud, (!options.minimal).into()),
-        (general::dp_ordering_ooo_all_xrc, (!options.minimal).into()),
+        (general::hca_cap_2, full),
+        (general::dp_ordering_ooo_all_rc, full),
+        (general::dp_ordering_ooo_all_uc, full),
+        (general::dp_ordering_ooo_all_ud, full),
+        (general::dp_ordering_ooo_all_xrc, full),
         (general::rts2rts_qp_udp_sport, (ethernet && !options.minimal).into()),
         (general::block_lb_mc, 1),
         (general::qkv, 1),
@@ -142,9 +143,9 @@ fn general(options: &Options) -> Vec<u8> {
         (general::general_obj_types, virtq::GENERAL_OBJECT),
         // Ports.
         (general::num_ports, 1),
-        (general::num_lag_ports, if options.minimal { 0 } else { 2 }),
-        (general::lag_tx_port_affinity, (!options.minimal).into()),
-        (general::rts2rts_lag_tx_port_affinity, (!options.minimal).into()),
+        (general::num_lag_ports, 2 * full),
+        (general::lag_tx_port_affinity, full),
+        (general::rts2rts_lag_tx_port_affinity, full),
         (general::port_type, ethernet.into()),
         (general::ib_virt, (!ethernet).into()),
         (general::gid_table_size, if ethernet { 0 } else { 1 }),

@@ -14,8 +14,8 @@
 //! - before a key changes or is invalidated, by a WQE or by the peer (`Device::settle_payloads`);
 //! - before [`Fabric::run`](crate::fabric::Fabric::run) returns: commands and the program come next.
 //!
-//! Such packets from the middle of a message are one flight: a unit. What cannot be taken whole, is captured or goes over
-//! a network is taken apart when it leaves the link (`Fabric::deliver`).
+//! Such packets from the middle of a message are one flight: a unit. One that cannot be taken whole, is captured or goes
+//! over a network is taken apart when it leaves the link (`Fabric::deliver`).
 //!
 //! A packet that does not arrive in the call that sends it gets its payload at once: one that is held back, and each
 //! one of [`Fabric::run_ready`](crate::fabric::Fabric::run_ready).

@@ -5,7 +5,7 @@ mod driver;
 use driver::{Driver, Queue};
 use uverbs_uapi::mlx5::prm::cmd::{lagc, query_lag_out};
 use uverbs_uapi::mlx5::prm::opcode;
-use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_in, query_qp_out, rst2init_qp_in};
+use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_out, rst2init_qp_in};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 const RC: u64 = 0;
@@ -45,9 +45,7 @@ fn change(driver: &mut Driver, qp: &Queue, masks: (u64, u64), port: u64) -> Resu
 
 /// The UDP source port, and the port of the LAG.
 fn ports(driver: &mut Driver, qp: &Queue) -> (u64, u64) {
-    let mut input = Bits::<query_qp_in, _>::new(vec![0; query_qp_in::SIZE]);
-    input.set(query_qp_in::qpn, qp.number.into());
-    let out = driver.run_command(opcode::QUERY_QP, &input.into_inner()).unwrap();
+    let out = driver.run_command_on(opcode::QUERY_QP, qp.number).unwrap();
     let out = Bits::<query_qp_out, _>::new(out);
     let context = out.sub(query_qp_out::qpc);
     let udp = context.sub(qpc::primary_address_path).get(ads::udp_sport);

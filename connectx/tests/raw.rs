@@ -6,14 +6,12 @@ use driver::pair::code::{NONE, RECEIVE_ERROR, RECEIVED, REQUEST, REQUEST_ERROR};
 use driver::{Driver, Queue};
 use uverbs_uapi::mlx5::prm::cqc::cqc;
 use uverbs_uapi::mlx5::prm::flow::{
-    create_flow_group_in, create_flow_table_in, create_flow_table_out, dest_format, flow_context,
-    flow_table_context, set_flow_table_root_in, set_fte_in,
+    create_flow_group_in, create_flow_table_in, dest_format, flow_context, set_fte_in,
 };
 use uverbs_uapi::mlx5::prm::mkc::mkc;
-use uverbs_uapi::mlx5::prm::object::alloc_transport_domain_out;
 use uverbs_uapi::mlx5::prm::rqc::{
     create_rq_in, create_rq_out, create_sq_in, create_sq_out, create_tir_in, create_tir_out,
-    create_tis_in, create_tis_out, modify_rq_in, modify_sq_in, rqc, sqc, tirc, tisc,
+    modify_rq_in, modify_sq_in, rqc, sqc, tirc,
 };
 use uverbs_uapi::mlx5::prm::srqc::wq;
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
@@ -121,19 +119,13 @@ impl Raw {
 
 /// A raw send queue of 16 WQEBBs.
 fn send_queue(driver: &mut Driver, cqn: u32, ring: Option<u64>) -> Queue {
-    let out = driver.run_command(opcode::ALLOC_TRANSPORT_DOMAIN, &[0; 16]).unwrap();
-    let domain = Bits::<alloc_transport_domain_out, _>::new(out)
-        .get(alloc_transport_domain_out::transport_domain);
-    let mut input = Bits::<create_tis_in, _>::new(vec![0; create_tis_in::SIZE]);
-    input.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain);
-    let out = driver.run_command(opcode::CREATE_TIS, &input.into_inner()).unwrap();
-    let tisn = Bits::<create_tis_out, _>::new(out).get(create_tis_out::tisn);
+    let tisn = driver.tis();
     let (page, record) = (driver.alloc_page(), driver.alloc_page());
     let mut input = Bits::<create_sq_in, _>::new(vec![0; create_sq_in::SIZE]);
     let mut context = input.sub_mut(create_sq_in::ctx);
     context.set(sqc::cqn, cqn.into());
     context.set(sqc::tis_lst_sz, 1);
-    context.set(sqc::tis_num_0, tisn);
+    context.set(sqc::tis_num_0, tisn.into());
     let mut queue = context.sub_mut(sqc::wq);
     queue.set(wq::wq_type, CYCLIC);
     queue.set(wq::log_wq_sz, 4);
@@ -176,13 +168,7 @@ fn steer_all_to(driver: &mut Driver, rqn: u32) {
     input.sub_mut(create_tir_in::ctx).set(tirc::inline_rqn, rqn.into());
     let out = driver.run_command(opcode::CREATE_TIR, &input.into_inner()).unwrap();
     let tirn = Bits::<create_tir_out, _>::new(out).get(create_tir_out::tirn);
-    let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
-    input.sub_mut(create_flow_table_in::flow_table_context).set(flow_table_context::log_size, 0);
-    let out = driver.run_command(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
-    let table = Bits::<create_flow_table_out, _>::new(out).get(create_flow_table_out::table_id);
-    let mut input = Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
-    input.set(create_flow_group_in::table_id, table);
-    driver.run_command(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
+    let table = driver.flow_table();
     let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
     input.set(set_fte_in::table_id, table);
     let mut context = input.sub_mut(set_fte_in::flow_context);
@@ -200,9 +186,7 @@ fn steer_all_to(driver: &mut Driver, rqn: u32) {
     let mut input = Bits::<set_fte_in, _>::new(input);
     input.sub_mut(set_fte_in::flow_context).set(flow_context::action, FORWARD);
     driver.run_command(opcode::SET_FLOW_TABLE_ENTRY, &input.into_inner()).unwrap();
-    let mut input = Bits::<set_flow_table_root_in, _>::new(vec![0; set_flow_table_root_in::SIZE]);
-    input.set(set_flow_table_root_in::table_id, table);
-    driver.run_command(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner()).unwrap();
+    driver.set_flow_root(table);
 }
 
 #[test]

@@ -5,18 +5,14 @@ mod driver;
 use driver::Driver;
 use uverbs_connectx::bar0::VAR_OFFSET;
 use uverbs_connectx::function::Region;
-use uverbs_uapi::mlx5::prm::flow::{
-    create_flow_group_in, create_flow_table_in, create_flow_table_out, dest_format, flow_context,
-    flow_table_context, set_flow_table_root_in, set_fte_in,
-};
+use uverbs_uapi::mlx5::prm::flow::{dest_format, flow_context, set_fte_in};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::object::{
-    alloc_transport_domain_out, create_umem_in, create_umem_out, general_obj_in_cmd_hdr as header,
-    general_obj_out_cmd_hdr, umem,
+    create_umem_in, create_umem_out, general_obj_in_cmd_hdr as header, general_obj_out_cmd_hdr,
+    umem,
 };
 use uverbs_uapi::mlx5::prm::rqc::{
-    create_rqt_in, create_rqt_out, create_tir_in, create_tir_out, create_tis_in, create_tis_out,
-    rqtc, tirc, tisc,
+    create_rqt_in, create_rqt_out, create_tir_in, create_tir_out, rqtc, tirc,
 };
 use uverbs_uapi::mlx5::prm::virtio::{
     LIST_Q_TYPE_VIRTIO_NET_Q, MODIFY_STATE, OBJ_TYPE_VIRTIO_NET_Q, create_virtio_net_q_in,
@@ -55,13 +51,7 @@ impl Queues {
         let mut driver = Driver::new();
         let memory = driver::MEMORY as u64;
         let key = driver.mkey(0, memory, &[mkc::lr, mkc::lw]);
-        let out = driver.run_command(opcode::ALLOC_TRANSPORT_DOMAIN, &[0; 16]).unwrap();
-        let domain = Bits::<alloc_transport_domain_out, _>::new(out)
-            .get(alloc_transport_domain_out::transport_domain);
-        let mut input = Bits::<create_tis_in, _>::new(vec![0; create_tis_in::SIZE]);
-        input.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain);
-        let out = driver.run_command(opcode::CREATE_TIS, &input.into_inner()).unwrap();
-        let tis = Bits::<create_tis_out, _>::new(out).get32(create_tis_out::tisn);
+        let tis = driver.tis();
         let mut input = Bits::<create_umem_in, _>::new(vec![0; create_umem_in::SIZE]);
         input.sub_mut(create_umem_in::umem).set(umem::num_of_mtt, UMEM_BYTES / 4096);
         let mut input = input.into_inner();
@@ -149,20 +139,22 @@ impl Queues {
         (u16::from_le_bytes([bytes[2], bytes[3]]), word(4), word(8))
     }
 
-    fn state(&mut self, virtq: Virtq) -> u64 {
+    /// Runs a command that has nothing but the queue's header.
+    fn run(&mut self, op: u16, virtq: Virtq) -> Result<Vec<u8>, driver::CommandError> {
         let mut input = Bits::<header, _>::new(vec![0; 16]);
         input.set(header::obj_type, OBJ_TYPE_VIRTIO_NET_Q.into());
         input.set(header::obj_id, virtq.number.into());
-        let out = self.driver.run_command(opcode::QUERY_GENERAL_OBJECT, &input.into_inner());
+        self.driver.run_command(op, &input.into_inner())
+    }
+
+    fn state(&mut self, virtq: Virtq) -> u64 {
+        let out = self.run(opcode::QUERY_GENERAL_OBJECT, virtq);
         let out = Bits::<query_virtio_net_q_out, _>::new(out.unwrap());
         out.sub(query_virtio_net_q_out::obj_context).get(object::state)
     }
 
     fn destroy(&mut self, virtq: Virtq) -> Result<Vec<u8>, driver::CommandError> {
-        let mut input = Bits::<header, _>::new(vec![0; 16]);
-        input.set(header::obj_type, OBJ_TYPE_VIRTIO_NET_Q.into());
-        input.set(header::obj_id, virtq.number.into());
-        self.driver.run_command(opcode::DESTROY_GENERAL_OBJECT, &input.into_inner())
+        self.run(opcode::DESTROY_GENERAL_OBJECT, virtq)
     }
 
     /// Makes every frame go to a virtqueue.
@@ -186,15 +178,7 @@ impl Queues {
         context.set(tirc::rx_hash_fn, 1);
         let out = driver.run_command(opcode::CREATE_TIR, &input.into_inner()).unwrap();
         let tirn = Bits::<create_tir_out, _>::new(out).get(create_tir_out::tirn);
-        let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
-        input
-            .sub_mut(create_flow_table_in::flow_table_context)
-            .set(flow_table_context::log_size, 0);
-        let out = driver.run_command(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
-        let table = Bits::<create_flow_table_out, _>::new(out).get(create_flow_table_out::table_id);
-        let mut input = Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
-        input.set(create_flow_group_in::table_id, table);
-        driver.run_command(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
+        let table = driver.flow_table();
         let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
         input.set(set_fte_in::table_id, table);
         let mut context = input.sub_mut(set_fte_in::flow_context);
@@ -206,10 +190,7 @@ impl Queues {
         let mut input = input.into_inner();
         input.extend(to.into_inner());
         driver.run_command(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap();
-        let mut input =
-            Bits::<set_flow_table_root_in, _>::new(vec![0; set_flow_table_root_in::SIZE]);
-        input.set(set_flow_table_root_in::table_id, table);
-        driver.run_command(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner()).unwrap();
+        driver.set_flow_root(table);
     }
 }
 

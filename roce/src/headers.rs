@@ -410,7 +410,7 @@ impl<'a> Packet<'a> {
             payload: &[],
             packets: 1,
         };
-        if rest.len() % 4 != 0 {
+        if rest.len() % PAYLOAD_WORD as usize != 0 {
             return Err(Malformed::Unpadded(bytes.len()));
         }
         let padding = if Mistake::Padding.is_planted() { 0 } else { bth.padding() };
@@ -477,7 +477,7 @@ impl PacketBuffer {
 
     /// Adds the padding, and ends the packet.
     pub fn finish(&mut self) -> &[u8] {
-        let padding = self.payload.next_multiple_of(4) - self.payload;
+        let padding = self.payload.next_multiple_of(PAYLOAD_WORD as usize) - self.payload;
         let end = (self.length + padding).min(self.bytes.len());
         self.bytes[self.length..end].fill(0);
         if let Ok((bth, _)) = Bth::mut_from_prefix(&mut self.bytes) {

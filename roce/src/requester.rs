@@ -392,9 +392,6 @@ impl<P: Clone> QueuePair<P> {
                 }
             }
         }
-        let Some(posted) = self.requester.queue.get(self.requester.next) else {
-            return Step::Idle;
-        };
         let datagram = posted.request.datagram.as_ref();
         let path = datagram.map_or(&self.attributes.path, |datagram| &datagram.path);
         let more = host.send(self.number, path, buffer.finish());

@@ -209,7 +209,7 @@ impl<P: Clone> QueuePair<P> {
                     responder.acknowledge(psn);
                 }
             }
-            // The packet that fails is one of these. What those before it write is what they write again.
+            // The packet that fails is one of these. Those before it write the same data again.
             Err(_) if packet.packets > 1 => return false,
             Err(Failure::NotReady) => {
                 host.count(self.number, Counter::OutOfBuffer);

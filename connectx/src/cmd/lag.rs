@@ -9,6 +9,16 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
+use crate::hca_caps::HcaCaps;
+
+/// Checks that a LAG has this port; 0 is any.
+pub(crate) fn check_port(caps: &HcaCaps, port: u64) -> Result<(), CommandError> {
+    let ports = caps.general(cmd_hca_cap::num_lag_ports);
+    if port > ports {
+        return refuse!(BadParam, "port {port} of a LAG of {ports}");
+    }
+    Ok(())
+}
 
 pub(crate) fn query_lag(device: &Device) -> Result<Vec<u8>, CommandError> {
     if device.caps.general(cmd_hca_cap::num_lag_ports) < 2 {

@@ -65,12 +65,8 @@ pub(crate) fn create_mkey(
         }
         None => input.tail(create_mkey_in::klm_pas_mtt),
     };
-    let listed = match umem {
-        Some(_) if list.len() as u64 > room * 16 => None,
-        Some(_) => Some(list),
-        None => list.get(..actual as usize * 16),
-    };
-    let Some(list) = listed else {
+    let used = if umem.is_some() { list.len() } else { actual as usize * 16 };
+    let Some(list) = list.get(..used).filter(|list| list.len() as u64 <= room * 16) else {
         return refuse!(
             BadInputLength,
             "{actual} of {room} octowords named, {} bytes listed",

@@ -8,6 +8,7 @@ use uverbs_uapi::mlx5::prm::qpc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
+use super::lag;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::fault::MessageFate;
@@ -329,9 +330,8 @@ fn check_ports(
     let sets_lag_port = op == opcode::RST2INIT_QP
         || input.get(rst2init_qp_in::opt_param_mask) & OPTIONAL_LAG_PORT != 0;
     let port = input.sub(rst2init_qp_in::qpc).get(qpc::lag_tx_port_affinity);
-    let ports = caps.general(cmd_hca_cap::num_lag_ports);
-    if sets_lag_port && port > ports {
-        return refuse!(BadParam, "port {port} of a LAG of {ports}");
+    if sets_lag_port {
+        lag::check_port(caps, port)?;
     }
     Ok(further)
 }

@@ -2,12 +2,12 @@
 //!
 //! Pairs with `transobj.c` of mlx5_core.
 
-use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::rqc::{
     create_tis_in, create_tis_out, destroy_tis_in, modify_tis_in, query_tis_in, query_tis_out, tisc,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use super::lag;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::tis::Tis;
@@ -19,10 +19,7 @@ const LAG_PORT: u64 = 4;
 /// The port of a LAG in a context.
 fn lag_port(device: &Device, context: &Bits<tisc, &[u8]>) -> Result<u64, CommandError> {
     let port = context.get(tisc::lag_tx_port_affinity);
-    let ports = device.caps.general(cmd_hca_cap::num_lag_ports);
-    if port > ports {
-        return refuse!(BadParam, "port {port} of a LAG of {ports}");
-    }
+    lag::check_port(&device.caps, port)?;
     Ok(port)
 }
 

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::format::syndrome::Syndrome;
 use crate::format::wqe::{DataSegment, Sge};
 use crate::guest::GuestMemory;
-use crate::link::{InPlace, SHORTEST};
+use crate::link::InPlace;
 use crate::object::mkey::{Access, AccessRight, DmaAddress, DmaRange};
 
 /// A queue pair that accesses memory of its PD, or of the PD of an SRQ.
@@ -61,11 +61,6 @@ impl Payload<'_> {
             }
         }
     }
-}
-
-/// Whether the payload of a packet is worth to be left in place.
-pub(crate) fn may_stay(len: usize) -> bool {
-    len >= SHORTEST
 }
 
 impl Device {

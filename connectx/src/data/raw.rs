@@ -59,20 +59,19 @@ impl Device {
         }
     }
 
-    /// Frames that leave after flow tables have seen them.
-    pub(crate) fn let_out(&mut self, mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
-        let steered = self.objects.flow_roots.tables.contains_key(&NIC_TRANSMIT);
-        frames.retain(|frame| {
-            if !steered {
-                return true;
-            }
-            let headers = FrameHeaders::find(frame).as_match(frame);
-            !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
-        });
+    /// Frames that leave by a TIS after flow tables have seen them.
+    pub(crate) fn let_out(&mut self, mut frames: Vec<Vec<u8>>, tisn: u32) -> NextFrames {
+        if self.objects.flow_roots.tables.contains_key(&NIC_TRANSMIT) {
+            frames.retain(|frame| {
+                let headers = FrameHeaders::find(frame).as_match(frame);
+                !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
+            });
+        }
         for frame in &frames {
             self.port.sent.add_frame(frame);
         }
-        frames
+        let domain = self.objects.tises.get(tisn).map_or(0, Tis::transport_domain);
+        NextFrames::Frames(frames, domain)
     }
 
     /// Executes the next WQE of a raw send queue.
@@ -131,11 +130,7 @@ impl Device {
         }
         match frames {
             Ok(frames) if frames.is_empty() => NextFrames::Done,
-            Ok(frames) => {
-                let frames = self.let_out(frames);
-                let domain = self.objects.tises.get(tisn).map_or(0, Tis::transport_domain);
-                NextFrames::Frames(frames, domain)
-            }
+            Ok(frames) => self.let_out(frames, tisn),
             Err((_, why)) => {
                 log::warn!("SQ {sqn:#x}: {why}");
                 NextFrames::Idle

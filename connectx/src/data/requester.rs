@@ -8,14 +8,14 @@ use uverbs_roce::{MAX_MESSAGE, Request, Source, State, Work};
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::wc::ib_wc_status;
 
-use super::dma::{Accessor, Payload, may_stay};
+use super::dma::{Accessor, Payload};
 use super::transport::{Turn, path_mtu};
 use crate::device::Device;
 use crate::fault::{Delay, MAX_DELAY, MessageFate, Side};
 use crate::format::event;
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{CtrlSegment, DataSegment, Truncated, WqeSegments, op};
-use crate::link::{Departing, InPlace};
+use crate::link::{Departing, InPlace, SHORTEST};
 use crate::object::in_flight::SendRequest;
 use crate::object::mkey::AccessRight;
 use crate::object::qp::{Qp, QpState, Service};
@@ -198,8 +198,8 @@ impl Device {
     /// Sends a packet; returns whether the queue pair may send more in its turn.
     pub(crate) fn send_packet(&mut self, qpn: u32, to: &Path, packet: &[u8], turn: Turn) -> bool {
         let Departing { len, in_place, request: owner } = std::mem::take(&mut self.departing);
-        let (in_place, packets) =
-            in_place.map_or((None, 1), |(place, packets)| (Some(place), packets));
+        let (in_place, packets) = in_place.unzip();
+        let packets = packets.unwrap_or(1);
         let Some(opcode) = packet.first().and_then(|byte| Opcode::from_byte(*byte)) else {
             return false;
         };
@@ -247,25 +247,21 @@ impl Device {
         len: usize,
         packets: u32,
     ) -> u32 {
-        if !may_stay(len) {
+        if len < SHORTEST {
             return 0;
         }
-        let located = match source {
+        let (located, request) = match source {
             Source::Request { id, offset } => {
-                self.locate_request_data(qpn, id, offset, len, packets)
+                (self.locate_request_data(qpn, id, offset, len, packets), Some(id))
             }
             Source::Read(target) => {
                 self.settle(Some(qpn));
                 let access = self.target_access(qpn, AccessRight::RemoteRead, target);
-                access.ok().and_then(|access| self.locate(access, len))
+                (access.ok().and_then(|access| self.locate(access, len)), None)
             }
         };
         let Some(in_place) = located else { return 0 };
         let packets = (in_place.len() / len) as u32;
-        let request = match source {
-            Source::Request { id, .. } => Some(id),
-            Source::Read(_) => None,
-        };
         let len = in_place.len();
         self.departing = Departing { len, in_place: Some((in_place, packets)), request };
         packets

@@ -8,7 +8,6 @@ use super::dma::{Accessor, Payload};
 use super::raw::NextFrames;
 use crate::device::Device;
 use crate::object::mkey::AccessRight;
-use crate::object::tis::Tis;
 use crate::object::virtq::{Rings, Virtq, VirtqState};
 
 /// Bytes of a descriptor, and its flags.
@@ -60,10 +59,7 @@ impl Device {
         let tis = virtq.tis;
         match self.take_frame(number) {
             Ok(None) => NextFrames::Idle,
-            Ok(Some(frame)) => {
-                let domain = self.objects.tises.get(tis).map_or(0, Tis::transport_domain);
-                NextFrames::Frames(self.let_out(vec![frame]), domain)
-            }
+            Ok(Some(frame)) => self.let_out(vec![frame], tis),
             Err(why) => {
                 self.fail_virtq(number, &why);
                 NextFrames::Idle

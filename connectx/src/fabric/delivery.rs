@@ -53,16 +53,16 @@ impl Fabric {
                 destination => {
                     if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {
                         let network = self.ways.is_some() && from != to;
-                        let apart = flight.packets > 1 && (network || self.capture.is_some());
-                        if network && !apart {
+                        if flight.packets > 1 && (network || self.capture.is_some()) {
+                            self.deliver_apart(from, &flight);
+                        } else if network {
                             self.send_away(from, to, &mut Departure::default(), flight);
                             return ends;
-                        }
-                        if !apart {
+                        } else {
                             self.capture_packet(from, Some(to), &flight);
-                        }
-                        if apart || !self.deliver_to(from, to, &flight, packet) {
-                            self.deliver_apart(from, &flight);
+                            if !self.deliver_to(from, to, &flight, packet) {
+                                self.deliver_apart(from, &flight);
+                            }
                         }
                     }
                 }

@@ -12,12 +12,19 @@ use uverbs_connectx::options::Options;
 use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
 use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
+use uverbs_uapi::mlx5::prm::flow::{
+    create_flow_group_in, create_flow_table_in, create_flow_table_out, flow_table_context,
+    set_flow_table_root_in,
+};
 use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
-use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, create_uctx_out};
+use uverbs_uapi::mlx5::prm::object::{
+    alloc_pd_out, alloc_transport_domain_out, alloc_uar_out, create_uctx_out,
+};
 use uverbs_uapi::mlx5::prm::qpc::{
     ads, create_qp_in, create_qp_out, qpc, rst2init_qp_in, rst2init_qp_out,
 };
+use uverbs_uapi::mlx5::prm::rqc::{create_tis_in, create_tis_out, tisc};
 use uverbs_uapi::mlx5::prm::vport::{roce_addr_layout, set_roce_address_in};
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
@@ -560,6 +567,38 @@ impl Driver {
     pub(crate) fn create_uctx(&mut self) -> u32 {
         let out = self.run_command(opcode::CREATE_UCTX, &[0; 64]).unwrap();
         Bits::<create_uctx_out, _>::new(out).get32(create_uctx_out::uid)
+    }
+
+    /// A TIS with a transport domain of its own.
+    pub(crate) fn tis(&mut self) -> u32 {
+        let out = self.run_command(opcode::ALLOC_TRANSPORT_DOMAIN, &[0; 16]).unwrap();
+        let domain = Bits::<alloc_transport_domain_out, _>::new(out)
+            .get(alloc_transport_domain_out::transport_domain);
+        let mut input = Bits::<create_tis_in, _>::new(vec![0; create_tis_in::SIZE]);
+        input.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain);
+        let out = self.run_command(opcode::CREATE_TIS, &input.into_inner()).unwrap();
+        Bits::<create_tis_out, _>::new(out).get32(create_tis_out::tisn)
+    }
+
+    /// A flow table of one entry, with a group.
+    pub(crate) fn flow_table(&mut self) -> u64 {
+        let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
+        let mut context = input.sub_mut(create_flow_table_in::flow_table_context);
+        context.set(flow_table_context::log_size, 0);
+        let out = self.run_command(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
+        let table = Bits::<create_flow_table_out, _>::new(out).get(create_flow_table_out::table_id);
+        let mut input = Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
+        input.set(create_flow_group_in::table_id, table);
+        self.run_command(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
+        table
+    }
+
+    /// Makes a flow table the one that frames meet first.
+    pub(crate) fn set_flow_root(&mut self, table: u64) {
+        let mut input =
+            Bits::<set_flow_table_root_in, _>::new(vec![0; set_flow_table_root_in::SIZE]);
+        input.set(set_flow_table_root_in::table_id, table);
+        self.run_command(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner()).unwrap();
     }
 
     /// CQE `index` of a CQ: opcode and bytes.

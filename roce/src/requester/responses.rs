@@ -21,15 +21,15 @@ impl<P: Clone> QueuePair<P> {
         host: &mut H,
         packet: &Packet<'_>,
     ) -> bool {
-        match packet.packets {
-            1 => self.handle_packet(now, host, packet),
-            _ => return self.handle_unit(now, host, packet),
+        if packet.packets > 1 {
+            return self.handle_unit(now, host, packet);
         }
+        self.handle_packet(now, host, packet);
         true
     }
 
-    /// Takes packets from the middle of the response to the oldest request. What cannot be written is left to the packet
-    /// that fails.
+    /// Takes packets from the middle of the response to the oldest request. Data that cannot be written is left to the
+    /// packet that fails.
     fn handle_unit<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,

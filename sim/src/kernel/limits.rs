@@ -73,8 +73,7 @@ impl Limits {
 }
 
 fn dump_fill(driver: &Driver, switch: &mut Switch) -> Result<u32> {
-    let [high, low] = opcode::QUERY_SPECIAL_CONTEXTS.to_be_bytes();
-    let command = [high, low, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let answer = Bits::<query_special_contexts_out, _>::new(driver.execute(switch, &command)?);
+    let answer = driver.execute_on(switch, opcode::QUERY_SPECIAL_CONTEXTS, 0)?;
+    let answer = Bits::<query_special_contexts_out, _>::new(answer);
     Ok(answer.get32(query_special_contexts_out::dump_fill_mkey))
 }
