@@ -108,14 +108,22 @@ impl Fabric {
         self.ways.get_or_insert_with(|| Box::new(Ways::new(Network::ideal(), seed)))
     }
 
-    /// Changes the network between all functions.
-    pub fn set_network(&mut self, network: Network) {
-        self.ways().set_all(network);
+    /// Nanoseconds since the start.
+    fn now(&self) -> u64 {
+        self.functions.first().map_or(0, |function| function.device().now)
     }
 
-    /// Changes the network from one function to another. Packets that are under way arrive as they would have.
+    /// Changes the network between all functions, as [`Fabric::set_way`] does between two.
+    pub fn set_network(&mut self, network: Network) {
+        let now = self.now();
+        self.ways().set_all(now, network);
+    }
+
+    /// Changes the network from one function to another. A packet that is under way arrives when it would have, or when it
+    /// would if it were sent now, whichever is sooner: later ones do not overtake it.
     pub fn set_way(&mut self, from: usize, to: usize, network: Network) {
-        self.ways().set(from, to, network);
+        let now = self.now();
+        self.ways().set(now, from, to, network);
     }
 
     /// Lets a fault happen to packets from one function to another.

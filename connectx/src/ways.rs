@@ -57,13 +57,22 @@ impl Queue {
         self.idle_from = left;
         Some((left, before))
     }
+
+    /// Queues a packet again that would have left at `due`, and leaves then at the latest. Returns when it does.
+    fn enqueue_again(&mut self, now: u64, due: u64, bytes: u64, network: &Network) -> u64 {
+        let left = self.idle_from.max(now).saturating_add(network.sending(bytes)).min(due);
+        if left > now {
+            self.packets.push_back((left, bytes));
+            self.waiting += bytes;
+        }
+        self.idle_from = left;
+        left
+    }
 }
 
 /// The way from one function to another.
 struct Way {
     network: Network,
-    /// How often that has changed.
-    changes: u64,
     /// Whether nothing arrives.
     cut: bool,
     /// When the last packet arrives that others do not overtake.
@@ -79,7 +88,6 @@ impl Way {
     fn new(network: Network) -> Way {
         Way {
             network,
-            changes: 0,
             cut: false,
             last_arrival: 0,
             under_way: 0,
@@ -88,17 +96,10 @@ impl Way {
         }
     }
 
-    /// Changes the network. Packets to come wait for none that is under way.
-    fn change(&mut self, network: Network) {
-        self.network = network;
-        self.changes += 1;
-        self.last_arrival = 0;
-    }
-
     /// When a packet arrives that leaves the last port.
-    fn arrival(&mut self, left: u64, rest: &Rest) -> u64 {
-        let due = left.saturating_add(rest.delay);
-        if rest.overtaken || rest.changes != self.changes {
+    fn arrival(&mut self, left: u64, delay: u64, overtaken: bool) -> u64 {
+        let due = left.saturating_add(delay);
+        if overtaken {
             return due;
         }
         self.last_arrival = due.max(self.last_arrival);
@@ -142,22 +143,15 @@ impl Way {
 #[derive(Default)]
 pub(crate) struct Departure(Option<Option<(u64, u64)>>);
 
-/// The rest of a packet's way, behind the queue of the receiver's port.
-struct Rest {
-    delay: u64,
-    /// Whether others may overtake it.
-    overtaken: bool,
-    /// The changes of the network when it was sent: later ones are not for it.
-    changes: u64,
-}
-
 /// A packet under way.
 pub(crate) struct UnderWay {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) flight: Flight,
-    /// `None` behind the queue of the receiver's port.
-    rest: Option<Rest>,
+    /// The nanoseconds that it takes behind the queue of the receiver's port; `None` once it has passed that.
+    rest: Option<u64>,
+    /// Whether others may overtake it.
+    overtaken: bool,
 }
 
 /// The ways between functions.
@@ -202,19 +196,59 @@ impl Ways {
         self.ways.entry((from, to)).or_insert_with(|| Way::new(usual.clone()))
     }
 
-    /// Changes all ways.
-    pub(crate) fn set_all(&mut self, network: Network) {
-        self.ways.values_mut().for_each(|way| way.change(network.clone()));
-        self.from.clear();
-        self.to.clear();
+    /// Changes all ways, as [`Ways::set`] changes one.
+    pub(crate) fn set_all(&mut self, now: u64, network: Network) {
+        self.ways.values_mut().for_each(|way| way.network = network.clone());
         self.usual = network;
+        self.hurry(now, |_| true);
     }
 
-    /// Changes one way. Packets that are under way stay so, and those to come wait for none of them at either port.
-    pub(crate) fn set(&mut self, from: usize, to: usize, network: Network) {
-        self.way(from, to).change(network);
-        self.from.remove(&from);
-        self.to.remove(&to);
+    /// Changes one way. A packet that is under way arrives when it would have, or when it would if it had begun its way
+    /// now, whichever is sooner: so those to come do not overtake it, and wait for it no longer than for each other.
+    pub(crate) fn set(&mut self, now: u64, from: usize, to: usize, network: Network) {
+        self.way(from, to).network = network;
+        self.hurry(now, |way| way == (from, to));
+    }
+
+    /// Moves the packets under way whose ways have changed. What waits at the ports of their senders is queued again, also
+    /// packets to others: they may have waited behind them. Each port of a receiver forgets what it still has to pass on,
+    /// which arrives when it would have.
+    fn hurry(&mut self, now: u64, changed: impl Fn((usize, usize)) -> bool) {
+        let mut senders = BTreeMap::new();
+        for (&(from, to), way) in self.ways.iter_mut().filter(|(way, _)| changed(**way)) {
+            way.last_arrival = 0;
+            self.from.remove(&from);
+            self.to.remove(&to);
+            senders.insert(from, None);
+        }
+        for ((due, number), mut packet) in std::mem::take(&mut self.under_way) {
+            let ends = (packet.from, packet.to);
+            let Some(way) = self.ways.get_mut(&ends) else { continue };
+            let moves = changed(ends) && !packet.overtaken;
+            let mut at = due;
+            if let Some(delay) = &mut packet.rest {
+                if moves {
+                    *delay = way.network.latency.min(*delay);
+                }
+                if way.network.bandwidth.is_none() {
+                    at = due.min(now);
+                } else if let Some(last) = senders.get_mut(&packet.from) {
+                    // Copies of a packet have left together.
+                    at = match *last {
+                        Some((before, left)) if before == due => left,
+                        _ => {
+                            let queue = self.from.entry(packet.from).or_default();
+                            queue.enqueue_again(now, due, bytes(&packet.flight), &way.network)
+                        }
+                    };
+                    *last = Some((due, at));
+                }
+            } else if moves {
+                at = due.min(now.saturating_add(way.network.latency));
+                way.last_arrival = way.last_arrival.max(at);
+            }
+            self.under_way.insert((at, number), packet);
+        }
     }
 
     /// Lets a fault happen to packets to come.
@@ -309,27 +343,28 @@ impl Ways {
                 note(&flight, PacketFate::Late);
             }
             let (delay, overtaken) = (latency + shaken + late.unwrap_or(0), late.is_some());
-            let rest = Rest { delay, overtaken, changes: way.changes };
             let (due, rest) = match bandwidth {
-                None => (way.arrival(left, &rest), None),
-                Some(_) => (left, Some(rest)),
+                None => (way.arrival(left, delay, overtaken), None),
+                Some(_) => (left, Some(delay)),
             };
             (*last, way.under_way) = (*last + 1, way.under_way + 1);
-            under_way.insert((due, *last), UnderWay { from, to, flight, rest });
+            under_way.insert((due, *last), UnderWay { from, to, flight, rest, overtaken });
         }
     }
 
-    /// Queues a packet at the port of its receiver. Returns it if it is dropped.
+    /// Queues a packet at the port of its receiver, which it takes so long to reach the receiver from. Returns it if it is
+    /// dropped.
     fn enter_port(
         &mut self,
         (now, number): (u64, u64),
         mut packet: UnderWay,
-        rest: &Rest,
+        delay: u64,
     ) -> Option<UnderWay> {
         let (from, to) = (packet.from, packet.to);
         let way = self.ways.entry((from, to)).or_insert_with(|| Way::new(self.usual.clone()));
         let mut left = now;
-        if rest.changes == way.changes {
+        // A network without bandwidth may have taken the place of one with it.
+        if way.network.bandwidth.is_some() {
             let bytes = bytes(&packet.flight);
             // Its bytes go on as they come: the port adds no time of its own to one that does not wait.
             let begin = now.saturating_sub(way.network.sending(bytes));
@@ -342,7 +377,7 @@ impl Ways {
             way.queue_mark(&mut packet.flight, before);
             left = end;
         }
-        let due = way.arrival(left, rest);
+        let due = way.arrival(left, delay, packet.overtaken);
         self.under_way.insert((due, number), packet);
         None
     }
@@ -364,7 +399,7 @@ impl Ways {
             // A packet of a way that is cut off takes no room at its receiver's port either.
             let cut = self.is_cut(arrived.from, arrived.to);
             if let Some(rest) = arrived.rest.take().filter(|_| !cut) {
-                if let Some(dropped) = self.enter_port(at, arrived, &rest) {
+                if let Some(dropped) = self.enter_port(at, arrived, rest) {
                     note(dropped.from, &dropped.flight, PacketFate::Dropped);
                 }
                 continue;
@@ -501,11 +536,69 @@ mod tests {
     #[test]
     fn packets_of_a_changed_way_wait_for_none_of_before() {
         let mut ways = Ways::new(Network::ideal(), 1);
-        ways.set(0, 1, Network::ideal().bandwidth(1));
+        ways.set(0, 0, 1, Network::ideal().bandwidth(1));
         send(&mut ways, 0, 1);
-        ways.set(0, 1, Network::ideal().bandwidth(8_000_000_000));
-        send(&mut ways, 0, 1);
-        assert_eq!(arrivals(&mut ways)[0].0, 1000);
+        ways.set(500, 0, 1, Network::ideal().bandwidth(8_000_000_000));
+        send(&mut ways, 500, 1);
+        let times: Vec<_> = arrivals(&mut ways).iter().map(|(at, _)| *at).collect();
+        assert_eq!(times, [1500, 2500]);
+    }
+
+    /// The packets to others wait at the same port, and those of others at that of the receiver.
+    #[test]
+    fn a_change_of_the_network_reorders_no_packets_of_one_way() {
+        for seed in 0..500 {
+            let mut decisions = Decisions::new(seed);
+            let mut ways = Ways::new(Network::ideal(), seed);
+            let (mut now, mut sent, mut seen) = (0, [0; 6], [0; 6]);
+            let place = |(from, to): (usize, usize)| from * 2 + (to + 2 - from) % 3;
+            for turn in 0..60 {
+                let (from, by) = (decisions.below(3) as usize, decisions.below(2) as usize);
+                let way = (from, (from + 1 + by) % 3);
+                let random = |decisions: &mut Decisions| {
+                    let mut network = Network::ideal()
+                        .latency(Duration::from_nanos(decisions.below(2) * decisions.below(9000)))
+                        .jitter(Duration::from_nanos(decisions.below(2) * decisions.below(3000)));
+                    if decisions.below(2) == 0 {
+                        network = network.bandwidth(1_000_000_000 << decisions.below(6));
+                    }
+                    network
+                };
+                match decisions.below(8) {
+                    0 => ways.set_all(now, random(&mut decisions)),
+                    1 | 2 => ways.set(now, way.0, way.1, random(&mut decisions)),
+                    _ => {
+                        let mut packet = flight(0, LEN);
+                        packet.queue = sent[place(way)];
+                        sent[place(way)] += 1;
+                        ways.send(now, way, &mut Departure::default(), packet, |_, _| {});
+                    }
+                }
+                now += decisions.below(2) * decisions.below(4000);
+                if turn == 59 {
+                    now += 1_000_000_000;
+                }
+                while let Some(packet) = ways.arrive(now, |_, _, _| {}) {
+                    let way = place((packet.from, packet.to));
+                    assert_eq!(packet.flight.queue, seen[way], "seed {seed}, way {way}");
+                    seen[way] += 1;
+                }
+            }
+            assert_eq!(seen, sent);
+        }
+    }
+
+    #[test]
+    fn a_change_of_the_network_delays_no_packet_that_is_under_way() {
+        let slow = Network::ideal().bandwidth(1_000_000).latency(Duration::from_secs(1));
+        for before in [Network::ideal().latency(Duration::from_nanos(50)), Network::ideal()] {
+            let mut ways = Ways::new(before.bandwidth(8_000_000_000), 1);
+            send(&mut ways, 0, 3);
+            let mut changed = ways.under_way.keys().map(|(due, _)| *due).collect::<Vec<_>>();
+            ways.set(0, 0, 1, slow.clone());
+            changed.iter_mut().zip(ways.under_way.keys()).for_each(|(due, (now, _))| *due -= now);
+            assert_eq!(changed, [0; 3]);
+        }
     }
 
     #[test]
@@ -678,11 +771,14 @@ mod tests {
             let mut ways = Ways::new(before.clone(), 1);
             send(&mut ways, 0, 3);
             match all {
-                true => ways.set_all(Network::ideal()),
-                false => ways.set(0, 1, Network::ideal()),
+                true => ways.set_all(5, Network::ideal()),
+                false => ways.set(5, 0, 1, Network::ideal()),
             }
+            let times =
+                |ways: &mut Ways| arrivals(ways).iter().map(|(at, _)| *at).collect::<Vec<_>>();
+            assert_eq!(times(&mut ways), [5; 3]);
             send(&mut ways, 7, 1);
-            assert_eq!(ways.deadline(), Some(7));
+            assert_eq!(times(&mut ways), [7]);
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use uverbs_connectx::network::{Network, PacketFault, Traffic};
 
 impl Fabric {
-    /// Changes the network between all devices. Packets that are under way arrive as they would have.
+    /// Changes the network between all devices, as [`Device::set_network_to`] does from one to another.
     ///
     /// # Errors
     ///
@@ -68,8 +68,9 @@ impl Fabric {
 }
 
 impl Device {
-    /// Changes the network from this device to another; [`Fabric::set_network`] changes all. Packets that are under way
-    /// arrive as they would have.
+    /// Changes the network from this device to another; [`Fabric::set_network`] changes all. A packet that is
+    /// under way arrives when it would have, or when it would if it were sent now, whichever is sooner: later ones do not
+    /// overtake it, unless the network reorders.
     ///
     /// # Errors
     ///
