@@ -100,31 +100,35 @@ fn the_response_to_a_read_carries_the_data_from_before_an_invalidation() {
     assert!(read(&mut p, from) == data());
 }
 
-/// At each moment of a read: its data is from before, or there is none.
+/// At each moment of a read or a write: its data is from before, or there is none.
 #[test]
 fn a_destroyed_key_gives_no_access_to_what_is_there_later() {
-    for steps in 0.. {
+    for (code, steps) in [READ, WRITE].into_iter().flat_map(|code| (0..9).map(move |at| (code, at)))
+    {
         let mut p = with_room(Pair::new());
-        let (to, from) = (p.to, p.from);
-        p.driver.memory().write(to, &data()).unwrap();
-        let key = p.driver.mkey(to, 8192, &[mkc::rr]);
-        let segments = [Pair::remote(to, key), p.local(LONG as u32)].concat();
-        p.driver.queue_send(&mut p.a, READ, 0, &segments);
+        let (near, far) = (p.from, p.to);
+        let (from, to) = if code == READ { (far, near) } else { (near, far) };
+        p.driver.memory().write(from, &data()).unwrap();
+        let key = p.driver.mkey(from, 8192, &[mkc::rr, mkc::lr]);
+        let (remote, local) = if code == READ { (key, p.key) } else { (p.key, key) };
+        let local = Driver::segment(LONG as u32, local, near);
+        let segments = [Pair::remote(far, remote), local].concat();
+        p.driver.queue_send(&mut p.a, code, 0, &segments);
         for _ in 0..steps {
             p.driver.fabric.run_ready(0);
         }
-        if p.driver.cqe(p.sent, 0).0 != NONE {
-            assert!(steps > 4, "{steps}");
-            return;
-        }
+        let ended = p.driver.cqe(p.sent, 0).0 != NONE;
         p.driver.run_command_on(opcode::DESTROY_MKEY, key >> 8).unwrap();
-        p.driver.memory().write(to, &[LATER; LONG]).unwrap();
+        p.driver.memory().write(from, &[LATER; LONG]).unwrap();
         p.driver.run();
-        let taken = read(&mut p, from);
+        let taken = read(&mut p, to);
         match p.driver.cqe(p.sent, 0).0 {
-            REQUEST => assert!(taken == data(), "{steps}"),
-            code => assert!(code == REQUEST_ERROR && !taken.contains(&LATER), "{steps}"),
+            REQUEST => assert!(taken == data(), "{code} {steps}"),
+            status => {
+                assert!(status == REQUEST_ERROR && !taken.contains(&LATER), "{code} {steps}");
+            }
         }
+        assert!(ended || steps < 8, "{code} {steps}");
     }
 }
 
@@ -146,4 +150,42 @@ fn a_write_to_memory_that_it_overlaps_is_that_of_its_packets() {
     let mut written = vec![0; BYTES + BY];
     p.driver.memory().read(from, &mut written).unwrap();
     assert!(written == expected);
+}
+
+/// A list of regions that lie one behind the other, and of others: both have the same turns.
+#[test]
+fn turns_do_not_follow_from_where_the_regions_of_a_list_lie() {
+    const KLMS: u64 = 2;
+    const REGIONS: usize = 4;
+    let turns = |apart: bool| {
+        let mut p = Pair::new();
+        let regions = [(); REGIONS].map(|()| {
+            let page = p.driver.alloc_page();
+            (0..usize::from(apart)).for_each(|_| _ = p.driver.alloc_page());
+            page
+        });
+        let to = [(); REGIONS].map(|()| p.driver.alloc_page())[0];
+        let into = p.driver.mkey(to, REGIONS as u64 * 4096, &[mkc::rw]);
+        let entries: Vec<u8> = regions
+            .iter()
+            .flat_map(|page| {
+                let key = p.driver.mkey(*page, 4096, &[mkc::lr]);
+                let size = 4096u32.to_be_bytes();
+                [&size[..], &key.to_be_bytes(), &page.to_be_bytes()].concat()
+            })
+            .collect();
+        let len = REGIONS as u32 * 4096;
+        let fields = [(mkc::access_mode_1_0, KLMS), (mkc::lr, 1), (mkc::len, len.into())];
+        let list = p.driver.mkey_with(&fields, &entries);
+        let segments = [Pair::remote(to, into), Driver::segment(len, list, 0)].concat();
+        p.driver.queue_send(&mut p.a, WRITE, 0, &segments);
+        let mut turns = Vec::new();
+        while p.driver.fabric.ready() > 0 {
+            turns.push(p.driver.fabric.ready());
+            p.driver.fabric.run_ready(0);
+        }
+        assert_eq!(p.driver.cqe(p.sent, 0).0, REQUEST);
+        turns
+    };
+    assert_eq!(turns(false), turns(true));
 }

@@ -458,6 +458,9 @@ impl Mkey {
         let entries = chunks::<8>(&self.translation);
         let mut at = address.wrapping_sub(base);
         let mut left = len;
+        // Pages of one key that lie one behind the other are one range, and two keys of a list never are: then the length
+        // of a unit of packets would follow from where the program's allocator has put memory.
+        let begun = to.len();
         while left > 0 {
             // Present bits 0 and 1 matter only with page faults, which are not modelled.
             let entry = entries.get((at >> shift) as usize).map(|entry| u64::from_be_bytes(*entry));
@@ -467,7 +470,7 @@ impl Mkey {
             let inside = at & (page - 1);
             let range = (page - inside).min(left);
             let gpa = (entry & !0xfff).checked_add(inside).ok_or("the page address is too high")?;
-            match to.last_mut() {
+            match to[begun..].last_mut() {
                 Some(DmaRange { address: DmaAddress::Guest(last), len })
                     if last.wrapping_add(*len as u64) == gpa =>
                 {
