@@ -115,7 +115,12 @@ impl Bus {
 
     /// The number of writes that may end next.
     pub(crate) fn len(&self) -> usize {
-        if self.slow { Bus::next(&self.writes.borrow()).count() } else { 0 }
+        if self.slow { self.count() } else { 0 }
+    }
+
+    #[inline(never)]
+    fn count(&self) -> usize {
+        Bus::next(&self.writes.borrow()).count()
     }
 
     /// Takes the one with `before` others in front.

@@ -171,6 +171,7 @@ impl Device {
     pub(crate) fn set_bus_master(&mut self, on: bool) {
         if !on {
             self.bus = self.bus.emptied();
+            self.settle_payloads();
         }
         self.bus_master = on;
         self.interrupts.enable(on);
@@ -197,20 +198,20 @@ impl Device {
             return None;
         }
         let transport = self.endpoint.as_ref().and_then(|endpoint| endpoint.deadline());
+        // Each run asks, and the others are rare.
         let timers = [&self.late_receive_timers, &self.cq_timers];
-        let others = timers.map(|timers| timers.first().map(|(due, _)| *due));
-        let mut first = transport;
-        for due in others.into_iter().chain([self.link.deadline(), self.faults.next_link_change()])
-        {
-            if due.is_some_and(|due| first.is_none_or(|first| due < first)) {
-                first = due;
-            }
+        let idle = timers.iter().all(|timers| timers.is_empty());
+        if idle && !self.link.holds_any() && self.faults.next_link_change().is_none() {
+            return transport;
         }
-        first
+        let timers = timers.map(|timers| timers.first().map(|(due, _)| *due));
+        let others = [transport, self.link.deadline(), self.faults.next_link_change()];
+        timers.into_iter().chain(others).flatten().min()
     }
 
-    /// Guest memory, to map.
+    /// Guest memory, to map. Packets that have left do not need it any more.
     pub fn memory_mut(&mut self) -> &mut GuestMemory {
+        self.link.copy_payloads(&self.memory, None);
         &mut self.memory
     }
 

@@ -42,7 +42,21 @@ pub struct Fabric {
     seed: u64,
 }
 
-/// Something that can be done now.
+/// Something that can be done now, until the fabric does or gets anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadyThing {
+    function: usize,
+    ready: Ready,
+}
+
+impl ReadyThing {
+    /// The number of its function.
+    pub fn function(&self) -> usize {
+        self.function
+    }
+}
+
+/// What can be done of a function, by the number of others of this type in front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ready {
     /// A queue has WQEs to fetch or to flush.
@@ -69,6 +83,7 @@ pub struct Progress {
 
 /// How much a function can do now: queues to serve, queue pairs that may send, packets that may arrive, data that may
 /// reach memory.
+#[inline]
 fn ready(device: &Device) -> [usize; 4] {
     let (queues, senders) = match device.bus_master {
         true => (device.ready_queues.len(), device.senders()),
@@ -196,7 +211,7 @@ impl Fabric {
         worked |= self.arrive();
         worked |= self.budget > 0 && self.run_functions();
         worked |= self.run_timers();
-        while self.budget > 0 && self.arrive() | self.run_functions() {
+        while self.budget > 0 && self.arrive() | (self.ready() > 0 && self.run_functions()) {
             worked = true;
         }
         for function in &mut self.functions {
@@ -218,33 +233,65 @@ impl Fabric {
     /// The number of things that can be done now: queues that have WQEs, queue pairs that may send, packets that may
     /// arrive, data that may reach memory.
     pub fn ready(&self) -> usize {
-        self.functions.iter().flat_map(|function| ready(function.device())).sum()
+        let all = |function: &Function| {
+            let [queues, senders, packets, writes] = ready(function.device());
+            queues + senders + packets + writes
+        };
+        self.functions.iter().map(all).sum()
     }
 
-    /// The function of the thing with `before` others in front: those of lower functions come first.
-    pub fn function_of_ready(&self, before: usize) -> Option<usize> {
-        self.find_ready(before).map(|(number, _)| number)
+    /// The thing with `before` others in front: those of lower functions come first.
+    pub fn find_ready(&self, before: usize) -> Option<ReadyThing> {
+        self.choose_ready(|ready| if before < ready { before } else { ready })
     }
 
-    /// As [`Fabric::function_of_ready`], with the thing.
-    fn find_ready(&self, mut before: usize) -> Option<(usize, Ready)> {
+    /// The thing with as many others in front as `choose` says, which gets the number of all; `None` if there is none.
+    pub fn choose_ready(&self, choose: impl FnOnce(usize) -> usize) -> Option<ReadyThing> {
+        /// Functions whose counts are kept: those of most fabrics.
+        const FEW: usize = 4;
+        let mut few = [[0; 4]; FEW];
+        let mut all = 0;
         for (number, function) in self.functions.iter().enumerate() {
-            let kinds = [Ready::Queue, Ready::Sender, Ready::Packet, Ready::Write];
-            for (kind, count) in kinds.into_iter().zip(ready(function.device())) {
-                match before.checked_sub(count) {
-                    Some(left) => before = left,
-                    None => return Some((number, kind(before))),
-                }
-            }
+            let counts = ready(function.device());
+            few.get_mut(number).into_iter().for_each(|place| *place = counts);
+            let [queues, senders, packets, writes] = counts;
+            all += queues + senders + packets + writes;
+        }
+        let mut before = if all > 0 { choose(all) } else { return None };
+        for (function, at) in self.functions.iter().enumerate() {
+            let counts = few.get(function).copied();
+            let [queues, senders, packets, writes] = counts.unwrap_or_else(|| ready(at.device()));
+            let ready = if before < queues {
+                Ready::Queue(before)
+            } else if before < queues + senders {
+                Ready::Sender(before - queues)
+            } else if before < queues + senders + packets {
+                Ready::Packet(before - queues - senders)
+            } else if before < queues + senders + packets + writes {
+                Ready::Write(before - queues - senders - packets)
+            } else {
+                before -= queues + senders + packets + writes;
+                continue;
+            };
+            return Some(ReadyThing { function, ready });
         }
         None
     }
 
-    /// Does the thing with `before` others in front: fetches one WQE, sends packets of a queue pair up to the end of a
-    /// request, lets as many arrive, or lets one write of data end. Of responses, 32 packets leave or arrive at once. Returns
-    /// whether it did anything.
+    /// Does the thing with `before` others in front: see [`Fabric::run_thing`]. Returns whether there is one that did
+    /// anything.
     pub fn run_ready(&mut self, before: usize) -> bool {
-        let Some((number, ready)) = self.find_ready(before) else { return false };
+        self.find_ready(before).is_some_and(|thing| self.run_thing(thing))
+    }
+
+    /// Does a thing that can be done now: fetches one WQE, sends packets of a queue pair up to the end of a request, lets as
+    /// many arrive, or lets one write of data end. Of responses, 32 packets leave or arrive at once. Returns whether it did
+    /// anything.
+    pub fn run_thing(&mut self, thing: ReadyThing) -> bool {
+        let ReadyThing { function: number, ready } = thing;
+        if number >= self.functions.len() {
+            return false;
+        }
         self.budget = COST_PER_POLL;
         let worked = match ready {
             Ready::Queue(before) => {

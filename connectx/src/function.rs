@@ -190,6 +190,11 @@ impl Function {
         self.device.events.pop_front()
     }
 
+    /// Whether there are events that were not taken.
+    pub fn has_events(&self) -> bool {
+        !self.device.events.is_empty()
+    }
+
     /// The address in this process of a range of VAR pages or device memory, by its offset in BAR0;
     /// `None` if the range is neither. It is valid until the function is restarted or dropped.
     pub fn bar_address(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {

@@ -34,8 +34,10 @@ pub struct DmaFault {
 
 /// An access to memory of the process is copied at once from this many bytes on: more than any WQE, CQE or EQE has.
 const BULK: usize = 1024;
-/// Spans of recent accesses that are remembered.
-const FOUND: usize = 16;
+/// Bytes of a word of a doorbell record.
+const DOORBELL_WORD: usize = 4;
+/// Pairs of spans of recent accesses that are remembered.
+const FOUND: usize = 32;
 /// Bytes at the end of a write that follow word by word: a program that polls the end of its buffer
 /// then finds all before it.
 const BULK_TAIL: usize = 64;
@@ -51,10 +53,23 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn byte(&self, at: usize) -> &AtomicU8 {
-        assert!(at < self.len);
-        // SAFETY: the byte is inside; other accesses to it do not race, as `Place` says.
-        unsafe { AtomicU8::from_ptr(self.address.wrapping_add(at)) }
+    /// The bytes from `at` on, so many.
+    fn bytes(&self, at: usize, count: usize) -> &[AtomicU8] {
+        assert!(at <= self.len && count <= self.len - at);
+        let first = self.address.wrapping_add(at).cast::<AtomicU8>();
+        // SAFETY: the bytes are inside; other accesses to them do not race, as `Place` says.
+        unsafe { std::slice::from_raw_parts(first, count) }
+    }
+
+    /// The words of eight bytes from `at` on, so many.
+    fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        if count == 0 {
+            return &[];
+        }
+        let first = self.address.wrapping_add(at).cast::<AtomicU64>();
+        assert!(at <= self.len && count <= (self.len - at) / 8 && first.is_aligned());
+        // SAFETY: the words are inside and aligned; other accesses to them do not race, as `Place` says.
+        unsafe { std::slice::from_raw_parts(first, count) }
     }
 
     fn half(&self, at: usize) -> &AtomicU32 {
@@ -85,22 +100,21 @@ impl Place<'_> {
             unsafe { std::ptr::copy_nonoverlapping(self.address, to.as_mut_ptr(), self.len) };
             return fence(Ordering::Acquire);
         }
+        let read = |at: usize, to: &mut [u8]| {
+            let from = self.bytes(at, to.len());
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = from.load(Ordering::Acquire);
+            }
+        };
         let head = self.to_word(0).min(to.len());
-        let (head, rest) = to.split_at_mut(head);
-        let mut at = 0;
-        for byte in head {
-            *byte = self.byte(at).load(Ordering::Acquire);
-            at += 1;
+        let (first, rest) = to.split_at_mut(head);
+        read(0, first);
+        let count = rest.len() / 8;
+        let (words, last) = rest.split_at_mut(count * 8);
+        for (to, from) in words.chunks_exact_mut(8).zip(self.words(head, count)) {
+            to.copy_from_slice(&from.load(Ordering::Acquire).to_ne_bytes());
         }
-        let mut words = rest.chunks_exact_mut(8);
-        for word in &mut words {
-            word.copy_from_slice(&self.word(at).load(Ordering::Acquire).to_ne_bytes());
-            at += 8;
-        }
-        for byte in words.into_remainder() {
-            *byte = self.byte(at).load(Ordering::Acquire);
-            at += 1;
-        }
+        read(head + count * 8, last);
     }
 
     /// Writes the whole piece.
@@ -113,23 +127,23 @@ impl Place<'_> {
             // accesses do not race, as `Place` says.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.address, at) };
         }
+        let write = |at: usize, from: &[u8]| {
+            for (from, to) in from.iter().zip(self.bytes(at, from.len())) {
+                to.store(*from, Ordering::Release);
+            }
+        };
         let rest = &from[at..];
-        let (head, rest) = rest.split_at(self.to_word(at).min(rest.len()));
-        for byte in head {
-            self.byte(at).store(*byte, Ordering::Release);
-            at += 1;
-        }
-        let mut words = rest.chunks_exact(8);
-        for word in &mut words {
+        let (first, rest) = rest.split_at(self.to_word(at).min(rest.len()));
+        write(at, first);
+        at += first.len();
+        let count = rest.len() / 8;
+        let (words, last) = rest.split_at(count * 8);
+        for (from, to) in words.chunks_exact(8).zip(self.words(at, count)) {
             let mut bytes = [0; 8];
-            bytes.copy_from_slice(word);
-            self.word(at).store(u64::from_ne_bytes(bytes), Ordering::Release);
-            at += 8;
+            bytes.copy_from_slice(from);
+            to.store(u64::from_ne_bytes(bytes), Ordering::Release);
         }
-        for byte in words.remainder() {
-            self.byte(at).store(*byte, Ordering::Release);
-            at += 1;
-        }
+        write(at + count * 8, last);
     }
 
     /// Writes the whole piece with bytes of another one, which is as long. They may overlap: up to [`BULK`] bytes are read
@@ -322,7 +336,7 @@ struct PinnedRanges {
     spans: BTreeMap<u64, Span>,
     /// The spans of recent accesses, by page: a message has about ten, to the same queues and regions as the one
     /// before, and the search took a sixth of its instructions.
-    found: Box<[Cell<FoundSpan>; FOUND]>,
+    found: Box<[[Cell<FoundSpan>; 2]; FOUND]>,
     /// How often each range is pinned: address, length, writable.
     ranges: BTreeMap<(u64, u64, bool), usize>,
 }
@@ -332,7 +346,7 @@ impl PinnedRanges {
     /// are none. Where other ranges start or end in them does not matter.
     fn extent(&self, address: u64, most: usize, write: bool) -> Option<usize> {
         let fits = |span: &Span| span.writable > 0 || !write;
-        let first = self.find(address).filter(|span| span.writable || !write)?;
+        let first = self.find(address, most).filter(|span| span.writable || !write)?;
         let mut end = first.end;
         while end - address < most as u64 {
             let Some(next) = self.spans.get(&end).filter(|next| fits(next)) else { break };
@@ -341,21 +355,33 @@ impl PinnedRanges {
         Some(usize::try_from(end - address).map_or(most, |len| len.min(most)))
     }
 
+    /// Where the span of an address is remembered, by its page: the last one, and the one before. A doorbell record shares
+    /// its page with others, and has a place of its own.
+    fn recent(&self, address: u64, len: usize) -> &[Cell<FoundSpan>; 2] {
+        const { assert!(FOUND == 1 << 5) };
+        let place = if len == DOORBELL_WORD { address >> 3 } else { address >> 12 };
+        let mixed = place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.found[(mixed >> (64 - 5)) as usize]
+    }
+
     /// The span of an address.
-    fn find(&self, address: u64) -> Option<FoundSpan> {
-        let recent = &self.found[(address >> 12) as usize % FOUND];
-        let mut span = recent.get();
-        if !(span.start..span.end).contains(&address) {
-            let (start, found) = self.spans.range(..=address).next_back()?;
-            span = FoundSpan { start: *start, end: found.end, writable: found.writable > 0 };
-            recent.set(span);
+    fn find(&self, address: u64, len: usize) -> Option<FoundSpan> {
+        let [first, second] = self.recent(address, len);
+        let covers = |span: &FoundSpan| (span.start..span.end).contains(&address);
+        if !covers(&first.get()) {
+            first.swap(second);
         }
-        (address < span.end).then_some(span)
+        if !covers(&first.get()) {
+            let (start, found) = self.spans.range(..=address).next_back()?;
+            let writable = found.writable > 0;
+            first.set(FoundSpan { start: *start, end: found.end, writable });
+        }
+        Some(first.get()).filter(covers)
     }
 
     /// Forgets the spans that were found, before they change.
     fn forget(&mut self) {
-        self.found.iter().for_each(|found| found.set(FoundSpan::default()));
+        self.found.iter().flatten().for_each(|found| found.set(FoundSpan::default()));
     }
 
     /// Divides the span that crosses an address.
@@ -588,6 +614,22 @@ impl GuestMemory {
         }
     }
 
+    /// The piece of memory of an access that lies in the span of a recent one: most accesses.
+    fn recent(&self, address: u64, len: usize, write: bool) -> Option<Place<'_>> {
+        let AddressSpace::Process(pinned) = &self.space else { return None };
+        let span = pinned.recent(address, len)[0].get();
+        let inside = address >= span.start
+            && span.end.checked_sub(address).is_some_and(|left| left >= len as u64);
+        // `pin` has the promise of its caller that this memory is as `Place` says.
+        let address = std::ptr::with_exposed_provenance_mut(address as usize);
+        (inside && (span.writable || !write) && len > 0).then_some(Place {
+            address,
+            len,
+            bulk: true,
+            memory: PhantomData,
+        })
+    }
+
     /// The piece of memory at an address, of at least one byte and at most `most`. In memory of the
     /// process it is as long as it can be, so that a word that is pinned as a whole is one piece.
     fn place(&self, address: u64, most: usize, write: bool) -> Option<Place<'_>> {
@@ -639,7 +681,8 @@ impl GuestMemory {
 
     /// The memory of an access that lies in one piece, as most do.
     fn piece(&self, address: u64, len: usize, write: bool) -> Option<Place<'_>> {
-        self.place(address, len, write).filter(|place| place.len == len && len > 0)
+        self.recent(address, len, write)
+            .or_else(|| self.place(address, len, write).filter(|place| place.len == len && len > 0))
     }
 
     /// Reads memory; after an error the content of `to` is unspecified.
@@ -722,6 +765,10 @@ impl GuestMemory {
     /// # Errors
     /// [`DmaFault`] if the word has no memory.
     pub fn read_be32(&self, address: u64) -> Result<u32, DmaFault> {
+        let place = self.piece(address, DOORBELL_WORD, false);
+        if let Some(place) = place.filter(|place| place.address.cast::<u32>().is_aligned()) {
+            return Ok(u32::from_be(place.half(0).load(Ordering::Acquire)));
+        }
         let mut bytes = [0; 4];
         self.read(address, &mut bytes)?;
         Ok(u32::from_be_bytes(bytes))

@@ -11,14 +11,16 @@
 //!
 //! - before the CQE of its request, with success or an error: the program then has its memory back
 //!   (`Device::complete_request`);
-//! - before a key changes or is invalidated, by a WQE or by the peer (`Device::settle_payloads`);
-//! - before [`Fabric::run`](crate::fabric::Fabric::run) returns: commands and the program come next.
+//! - before a key changes or is invalidated, by a WQE, by the peer or by a command (`Device::settle_payloads`), and before
+//!   memory is mapped or unmapped;
+//! - before [`Fabric::run`](crate::fabric::Fabric::run) returns: the program comes next.
 //!
 //! Such packets from the middle of a message are one flight: a unit. One that cannot be taken whole, is captured or goes
 //! over a network is taken apart when it leaves the link (`Fabric::deliver`).
 //!
-//! A packet that does not arrive in the call that sends it gets its payload at once: one that is held back, and each
-//! one of [`Fabric::run_ready`](crate::fabric::Fabric::run_ready).
+//! A packet that is held back gets its payload at once, and so does a response of
+//! [`Fabric::run_ready`](crate::fabric::Fabric::run_ready): the program has that memory meanwhile. That of a request is the
+//! device's until it completes.
 
 use std::collections::VecDeque;
 
@@ -71,12 +73,10 @@ impl InPlace {
     }
 }
 
-/// The payload of a packet that is put together.
+/// The payload of a packet that is put together, if it stays in place.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Departing {
-    /// Bytes.
-    pub(crate) len: usize,
-    /// Where it stays, if it does, and of how many packets it is.
+    /// Where it is, and of how many packets it is.
     pub(crate) in_place: Option<(InPlace, u32)>,
     /// The request whose memory it is; `None` for the responder's.
     pub(crate) request: Option<u64>,
@@ -95,11 +95,24 @@ pub(crate) struct Flight {
     pub(crate) in_place: Option<InPlace>,
     /// The request of its queue pair whose memory that is; `None` for the responder's.
     pub(crate) request: Option<u64>,
+    /// Octets of all its packets with their frames: those of *PortXmitData*.
+    pub(crate) octets: usize,
     /// The bits of ECN that the network gives it; 0 for none.
     pub(crate) ecn: u8,
 }
 
 impl Flight {
+    /// Bytes of its memory.
+    fn bytes(&self) -> usize {
+        size_of::<Flight>() + self.packet.capacity()
+    }
+
+    /// Leaves its payload in place: that of so many packets.
+    pub(crate) fn leave_in_place(&mut self, in_place: InPlace, packets: u32) {
+        (self.in_place, self.packets) = (Some(in_place), packets);
+        self.octets = self.octets * packets as usize + in_place.len();
+    }
+
     /// Copies a payload that stays in place into the packet.
     pub(crate) fn copy_payload(&mut self, memory: &GuestMemory) {
         if let Some(in_place) = self.in_place.take() {
@@ -110,7 +123,7 @@ impl Flight {
 
 /// A packet that is held back.
 struct Held {
-    flight: Flight,
+    flight: Box<Flight>,
     /// When it goes on, if it is the first one of its queue pair.
     due: u64,
     /// The number of other messages that it still waits for, at most until it is due.
@@ -122,29 +135,45 @@ struct Held {
 /// The packets that a port has sent.
 #[derive(Default)]
 pub(crate) struct Link {
-    flights: VecDeque<Flight>,
+    flights: VecDeque<Box<Flight>>,
     /// How many of them have a payload in place.
     in_place: usize,
     held: VecDeque<Held>,
     /// Timeouts of queue pairs with packets that were held back.
     timeouts: u64,
-    spare: Vec<Vec<u8>>,
+    /// Packets that have arrived, whose memory is for those to come. They move by their address.
+    #[allow(clippy::vec_box, reason = "the boxes are used again")]
+    spare: Vec<Box<Flight>>,
     /// Their bytes.
     spare_bytes: usize,
 }
 
 impl Link {
     /// A packet with these bytes. Its memory is that of one that has arrived.
-    pub(crate) fn flight(&mut self, queue: u32, path: Path, bytes: &[u8]) -> Flight {
-        let mut packet = self.spare.pop().unwrap_or_default();
-        self.spare_bytes -= packet.capacity();
-        packet.clear();
-        packet.extend_from_slice(bytes);
-        Flight { queue, path, packet, packets: 1, in_place: None, request: None, ecn: 0 }
+    pub(crate) fn flight(&mut self, queue: u32, path: Path, bytes: &[u8]) -> Box<Flight> {
+        let octets = bytes.len() + path.framing();
+        let Some(mut flight) = self.spare.pop() else {
+            return Box::new(Flight {
+                queue,
+                path,
+                packet: bytes.to_vec(),
+                packets: 1,
+                in_place: None,
+                request: None,
+                octets,
+                ecn: 0,
+            });
+        };
+        self.spare_bytes -= flight.bytes();
+        flight.packet.clear();
+        flight.packet.extend_from_slice(bytes);
+        (flight.queue, flight.path, flight.octets, flight.packets) = (queue, path, octets, 1);
+        (flight.in_place, flight.request, flight.ecn) = (None, None, 0);
+        flight
     }
 
     /// The packet at this place of a unit.
-    pub(crate) fn packet_of(&mut self, unit: &Flight, at: u32) -> Option<Flight> {
+    pub(crate) fn packet_of(&mut self, unit: &Flight, at: u32) -> Option<Box<Flight>> {
         let payload = Packet::parse(&unit.packet).ok()?.payload;
         let (headers, _) = unit.packet.split_at(unit.packet.len() - payload.len());
         let mut flight = self.flight(unit.queue, unit.path, headers);
@@ -156,18 +185,24 @@ impl Link {
         });
         let len = payload.len() / unit.packets as usize;
         flight.packet.extend_from_slice(&payload[len * at as usize..][..len]);
+        flight.octets = unit.octets / unit.packets as usize;
         Some(flight)
     }
 
     /// Sends a packet.
-    pub(crate) fn send(&mut self, flight: Flight) {
+    pub(crate) fn send(&mut self, flight: Box<Flight>) {
         self.in_place += usize::from(flight.in_place.is_some());
         self.flights.push_back(flight);
     }
 
+    /// Whether packets are held back.
+    pub(crate) fn holds_any(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Whether a request of a queue pair is held back, and was not sent again.
     pub(crate) fn holds(&self, queue: u32) -> bool {
-        self.held.iter().any(|held| held.line() == (queue, 0))
+        self.holds_any() && self.held.iter().any(|held| held.line() == (queue, 0))
     }
 
     /// Lets the packets to come of a queue pair, which sends again after a timeout, overtake those that are held back.
@@ -180,7 +215,7 @@ impl Link {
 
     /// Holds a packet back: until the end of `delay`, and until those before it go on. It is lost if the link holds
     /// [`MOST_HELD`] back.
-    pub(crate) fn hold(&mut self, now: u64, flight: Flight, delay: Option<Delay>) {
+    pub(crate) fn hold(&mut self, now: u64, flight: Box<Flight>, delay: Option<Delay>) {
         let (due, passes) = match delay {
             None => (now, None),
             Some(Delay::Time(wait)) => (now.saturating_add(wait), None),
@@ -244,10 +279,6 @@ impl Link {
 
     /// When the next packet goes on that is held back.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        // Each run asks, and packets are rarely held back.
-        if self.held.is_empty() {
-            return None;
-        }
         self.first_held().map(|held| if held.passes == Some(0) { 0 } else { held.due }).min()
     }
 
@@ -262,17 +293,22 @@ impl Link {
     }
 
     /// Takes the first packet.
-    pub(crate) fn take(&mut self) -> Option<Flight> {
+    pub(crate) fn take(&mut self) -> Option<Box<Flight>> {
         let flight = self.flights.pop_front();
-        self.note_taken(flight.as_ref());
+        self.note_taken(flight.as_deref());
         flight
     }
 
     /// Takes the first packet of a queue pair.
-    pub(crate) fn take_of(&mut self, queue: u32) -> Option<Flight> {
-        let at = self.flights.iter().position(|flight| flight.queue == queue)?;
-        let flight = self.flights.remove(at);
-        self.note_taken(flight.as_ref());
+    pub(crate) fn take_of(&mut self, queue: u32) -> Option<Box<Flight>> {
+        let flight = match self.flights.front()?.queue == queue {
+            true => self.flights.pop_front(),
+            false => {
+                let at = self.flights.iter().position(|flight| flight.queue == queue)?;
+                self.flights.remove(at)
+            }
+        };
+        self.note_taken(flight.as_deref());
         flight
     }
 
@@ -281,10 +317,10 @@ impl Link {
     }
 
     /// Takes back the memory of a packet that has arrived.
-    pub(crate) fn recycle(&mut self, flight: Flight) {
-        if self.spare_bytes + flight.packet.capacity() <= SPARE {
-            self.spare_bytes += flight.packet.capacity();
-            self.spare.push(flight.packet);
+    pub(crate) fn recycle(&mut self, flight: Box<Flight>) {
+        if self.spare_bytes + flight.bytes() <= SPARE {
+            self.spare_bytes += flight.bytes();
+            self.spare.push(flight);
         }
     }
 }
@@ -407,7 +443,7 @@ mod tests {
             send(&mut other, 0, queue, b'a', None);
             let flight = other.take().unwrap();
             let in_place = Some(InPlace { ranges: [(8, 3), (11, 1)] });
-            link.send(Flight { in_place, request, ..flight });
+            link.send(Box::new(Flight { in_place, request, ..*flight }));
         }
         let lens =
             |link: &Link| link.flights.iter().map(|sent| sent.packet.len()).collect::<Vec<_>>();

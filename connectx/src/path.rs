@@ -74,6 +74,30 @@ pub(crate) struct Source {
 }
 
 impl Path {
+    /// Octets of a packet beside those from BTH to padding: all between the start of the packet and the VCRC, which
+    /// *PortXmitData* counts, or between the start and the FCS of an Ethernet frame.
+    pub(crate) fn framing(&self) -> usize {
+        const ETHERNET: usize = 14;
+        const TAG: usize = 4;
+        const LRH: usize = 8;
+        const V4: usize = 20;
+        /// Of a GRH, too.
+        const V6: usize = 40;
+        const UDP: usize = 8;
+        const ICRC: usize = 4;
+        // A port of Ethernet has no LID.
+        if self.source.lid != 0 {
+            return LRH + if self.route.is_some() { V6 } else { 0 } + ICRC;
+        }
+        let tag = if self.source.vlan.is_some() { TAG } else { 0 };
+        let network = match self.source.l3 {
+            L3::Grh => V6,
+            L3::V6 => V6 + UDP,
+            L3::V4 => V4 + UDP,
+        };
+        ETHERNET + tag + network + ICRC
+    }
+
     /// Whether it leads to a multicast group.
     pub(crate) fn is_multicast(&self) -> bool {
         matches!(self.destination, Destination::Group(_))

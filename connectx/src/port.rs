@@ -2,11 +2,11 @@
 //!
 //! Pairs with the vport commands and with the registers behind ACCESS_REG.
 
-use uverbs_roce::opcodes::{Kind, Opcode};
 use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, roce_addr_layout};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
-use crate::path::{L3, Path, Source};
+use crate::link::Flight;
+use crate::path::{L3, Source};
 
 /// Entries of the RoCE address table, and of the GID table of an InfiniBand port.
 pub const GIDS: usize = 16;
@@ -59,19 +59,12 @@ impl TrafficByCast {
         cast.add(1, frame.len());
     }
 
-    /// Counts packets between queue pairs, unless they are responses without data.
-    pub(crate) fn add_packets(
-        &mut self,
-        path: &Path,
-        opcode: Opcode,
-        packets: u32,
-        payload: usize,
-    ) {
-        if opcode.operation.kind() == Kind::Response && payload == 0 {
-            return;
-        }
-        let cast = if path.is_multicast() { &mut self.multicast } else { &mut self.unicast };
-        cast.add(packets.into(), payload);
+    /// Counts packets between queue pairs, ACKs and NAKs as well: *PortXmitPkts* and *PortXmitData* of the InfiniBand
+    /// specification (PortCountersExtended) leave out link packets only.
+    pub(crate) fn add_packets(&mut self, flight: &Flight) {
+        let multicast = flight.path.is_multicast();
+        let cast = if multicast { &mut self.multicast } else { &mut self.unicast };
+        cast.add(flight.packets.into(), flight.octets);
     }
 
     /// The sum.
@@ -94,6 +87,10 @@ pub struct Port {
     pub(crate) gids: Vec<Bits<roce_addr_layout, Vec<u8>>>,
     /// The addresses of that table, which each packet needs.
     addresses: [Option<Source>; GIDS],
+    /// GID and VLAN of each, to compare with those of a packet at once; zeros for none.
+    keys: [(u128, u32); GIDS],
+    /// The [`last_byte`]s of all of them.
+    last_bytes: u64,
     /// The entry behind the last one that is set.
     addresses_end: usize,
     pub(crate) link_up: bool,
@@ -121,6 +118,8 @@ impl Port {
             address_lists: [vec![], vec![], vec![]],
             gids: (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect(),
             addresses: [None; GIDS],
+            keys: [(0, 0); GIDS],
+            last_bytes: 0,
             addresses_end: 0,
             link_up: true,
             admin_up: true,
@@ -165,15 +164,21 @@ impl Port {
 
     /// Whether a RoCE address of the port is this one, in this VLAN.
     pub(crate) fn has_roce_address(&self, gid: [u8; 16], vlan: Option<u16>) -> bool {
-        let is_it = |address: &Source| address.gid == gid && address.vlan == vlan;
-        self.addresses[..self.addresses_end].iter().flatten().any(is_it)
+        // Each packet asks its sender's port first, which rarely has the address.
+        self.last_bytes & last_byte(gid) != 0
+            && self.keys[..self.addresses_end].contains(&key(gid, vlan))
+            && gid != [0; 16]
     }
 
     /// Sets an entry of the table of RoCE addresses; returns false if it has no such entry.
     pub(crate) fn set_gid(&mut self, index: usize, entry: Vec<u8>) -> bool {
         let Some(place) = self.gids.get_mut(index) else { return false };
         *place = Bits::new(entry);
-        self.addresses[index] = parse_address(place);
+        let address = parse_address(place);
+        self.addresses[index] = address;
+        self.keys[index] = address.map_or((0, 0), |address| key(address.gid, address.vlan));
+        let set = self.addresses.iter().flatten();
+        self.last_bytes = set.fold(0, |bits, address| bits | last_byte(address.gid));
         self.addresses_end =
             GIDS - self.addresses.iter().rev().take_while(|entry| entry.is_none()).count();
         true
@@ -183,6 +188,8 @@ impl Port {
     pub(crate) fn clear_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
         self.addresses = [None; GIDS];
+        self.keys = [(0, 0); GIDS];
+        self.last_bytes = 0;
         self.addresses_end = 0;
     }
 
@@ -204,6 +211,15 @@ impl Port {
                 .chunks_exact(8)
                 .any(|entry| entry[2..] == mac[..])
     }
+}
+
+/// A bit for the last byte of a GID: addresses with different bits differ.
+fn last_byte(gid: [u8; 16]) -> u64 {
+    1 << (gid[15] % 64)
+}
+
+fn key(gid: [u8; 16], vlan: Option<u16>) -> (u128, u32) {
+    (u128::from_ne_bytes(gid), vlan.map_or(u32::MAX, u32::from))
 }
 
 /// The address in an entry of the table; `None` if none is set.

@@ -147,7 +147,7 @@ pub(crate) struct Departure(Option<Option<(u64, u64)>>);
 pub(crate) struct UnderWay {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    pub(crate) flight: Flight,
+    pub(crate) flight: Box<Flight>,
     /// The nanoseconds that it takes behind the queue of the receiver's port; `None` once it has passed that.
     rest: Option<u64>,
     /// Whether others may overtake it.
@@ -283,7 +283,7 @@ impl Ways {
         now: u64,
         (from, to): (usize, usize),
         departure: &mut Departure,
-        mut flight: Flight,
+        mut flight: Box<Flight>,
         mut note: impl FnMut(&Flight, PacketFate),
     ) {
         let Ways { decisions, usual, ways, from: queues, under_way, last, frame, .. } = self;
@@ -466,7 +466,7 @@ mod tests {
     use crate::path::{Destination, Path, Source};
 
     /// A packet with its number in the last byte.
-    fn flight(number: usize, len: usize) -> Flight {
+    fn flight(number: usize, len: usize) -> Box<Flight> {
         let path = Path {
             destination: Destination::Lid(1),
             source_index: 0,
@@ -496,7 +496,7 @@ mod tests {
     }
 
     /// The packets that arrive, with their times.
-    fn arrivals(ways: &mut Ways) -> Vec<(u64, Flight)> {
+    fn arrivals(ways: &mut Ways) -> Vec<(u64, Box<Flight>)> {
         let mut arrived = Vec::new();
         while let Some(now) = ways.deadline() {
             assert!(now == 0 || ways.arrive(now - 1, |_, _, _| {}).is_none());
@@ -505,7 +505,7 @@ mod tests {
         arrived
     }
 
-    fn numbers(arrived: &[(u64, Flight)]) -> Vec<u8> {
+    fn numbers(arrived: &[(u64, Box<Flight>)]) -> Vec<u8> {
         arrived.iter().map(|(_, flight)| flight.packet[LEN - 1]).collect()
     }
 
@@ -713,7 +713,8 @@ mod tests {
         }
         let arrived = arrivals(&mut ways);
         assert!(!numbers(&arrived).is_sorted());
-        let late = |(at, flight): &&(u64, Flight)| *at != u64::from(flight.packet[LEN - 1]) + 10;
+        let late =
+            |(at, flight): &&(u64, Box<Flight>)| *at != u64::from(flight.packet[LEN - 1]) + 10;
         let overtaken = arrived.iter().filter(late).count();
         let counted = ways.traffic(0, 1).late as usize;
         assert!((15..45).contains(&counted) && overtaken <= counted, "{overtaken} of {counted}");

@@ -51,7 +51,29 @@ fn fixture() -> Fixture {
     Fixture { driver, a, b, page, key, sets }
 }
 
+/// Octets of a frame of RoCE v2 beside its packet: Ethernet, IPv4, UDP, ICRC. And those of headers.
+const FRAME: u64 = 14 + 20 + 8 + 4;
+const BTH: u64 = 12;
+const RETH: u64 = 16;
+const AETH: u64 = 4;
+
 impl Fixture {
+    /// Packets and octets that the function has sent, all of which it has received.
+    fn traffic(&mut self) -> (u64, u64) {
+        let out = self.driver.run_command(opcode::QUERY_VPORT_COUNTER, &[0; 32]).unwrap();
+        let out = Bits::<query_vport_counter_out, _>::new(out);
+        let [sent, received] = [
+            query_vport_counter_out::transmitted_ib_unicast,
+            query_vport_counter_out::received_ib_unicast,
+        ]
+        .map(|counter| {
+            let counter = out.sub(counter);
+            (counter.get(traffic_counter::packets), counter.get(traffic_counter::octets))
+        });
+        assert_eq!(sent, received);
+        sent
+    }
+
     fn count(&mut self, side: usize, field: Field<set>) -> u64 {
         let mut input = Bits::<query_q_counter_in, _>::new(vec![0; query_q_counter_in::SIZE]);
         input.set(query_q_counter_in::counter_set_id, self.sets[side].into());
@@ -113,14 +135,17 @@ fn the_vport_counts_packets_and_octets() {
     c.driver.post_receive(&mut c.b, &Driver::segment(2000, key, to));
     // A path MTU of 512 bytes makes four packets.
     c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(2000, c.key, c.page));
-    let out = c.driver.run_command(opcode::QUERY_VPORT_COUNTER, &[0; 32]).unwrap();
-    let out = Bits::<query_vport_counter_out, _>::new(out);
-    for counter in [
-        query_vport_counter_out::transmitted_ib_unicast,
-        query_vport_counter_out::received_ib_unicast,
-    ] {
-        let counter = out.sub(counter);
-        let seen = (counter.get(traffic_counter::packets), counter.get(traffic_counter::octets));
-        assert_eq!(seen, (4, 2000));
-    }
+    assert_eq!(c.traffic(), (5, 4 * (FRAME + BTH) + 2000 + (FRAME + BTH + AETH)));
+}
+
+/// The responder finds no memory behind a key when it has begun the response.
+#[test]
+fn a_nak_in_place_of_data_is_counted_without_the_data() {
+    const NOWHERE: u64 = 1 << 40;
+    let mut c = fixture();
+    let key = c.driver.mkey(NOWHERE, 4096, &[mkc::rr]);
+    let segments = c.remote(NOWHERE, key);
+    c.driver.post_send(&mut c.a, READ, 0, &segments);
+    assert_eq!(c.count(0, set::req_remote_access_errors), 1);
+    assert_eq!(c.traffic(), (2, (FRAME + BTH + RETH) + (FRAME + BTH + AETH)));
 }

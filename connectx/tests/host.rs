@@ -539,15 +539,16 @@ fn the_caller_may_decide_which_queue_is_served() {
         host.ring(&b, &wqe[..8]);
         assert!(!host.fabric.start_turn(host.now), "no timer is due");
         assert_eq!(host.fabric.ready(), 2);
-        let functions = [0, 1, 2].map(|before| host.fabric.function_of_ready(before));
+        let functions =
+            [0, 1, 2].map(|before| host.fabric.find_ready(before).map(|thing| thing.function()));
         assert_eq!(functions, [Some(0), Some(1), None]);
         // The WQE is fetched, its packet leaves, and arrives: all before the other queue is served.
         while host.fabric.ready() > 1 {
             let ready = 0..host.fabric.ready();
             let fabric = &host.fabric;
-            let mut its = ready.filter(|at| fabric.function_of_ready(*at) == Some(order[0]));
-            let Some(next) = its.next() else { break };
-            host.fabric.run_ready(next);
+            let mut things = ready.filter_map(|at| fabric.find_ready(at));
+            let Some(next) = things.find(|thing| thing.function() == order[0]) else { break };
+            host.fabric.run_thing(next);
         }
         assert_eq!(b.data(8, 8), if order[0] == 0 { [1; 8] } else { [0; 8] });
         host.run();

@@ -302,7 +302,8 @@ impl<P: Clone> Endpoint<P> {
         host: &mut H,
         before: usize,
     ) -> usize {
-        let Some(slot) = self.ready.remove(before) else { return 0 };
+        let next = if before == 0 { self.ready.pop_front() } else { self.ready.remove(before) };
+        let Some(slot) = next else { return 0 };
         self.turn(now, host, slot, PACKETS_PER_TURN)
     }
 
@@ -317,7 +318,7 @@ impl<P: Clone> Endpoint<P> {
         let Some(Some(qp)) = self.slots.get_mut(slot as usize) else { return 0 };
         qp.scheduled = false;
         let mut done = 0;
-        while done < packets {
+        while done < packets && qp.may_send() {
             match qp.step(now, host, &mut self.buffer, (packets - done) as u32) {
                 Step::Idle => {
                     self.timers.set(slot, qp.requester.timer);

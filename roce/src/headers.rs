@@ -392,8 +392,8 @@ impl<'a> Packet<'a> {
         if bth.flags & VERSION != 0 {
             return Err(Malformed::Version(bth.flags & VERSION));
         }
-        let opcode = Opcode::from_byte(bth.opcode).ok_or(Malformed::Opcode(bth.opcode))?;
-        let headers = opcode.headers();
+        let (opcode, headers) =
+            Opcode::with_headers(bth.opcode).ok_or(Malformed::Opcode(bth.opcode))?;
         let mut packet = Packet {
             opcode,
             bth,

@@ -222,7 +222,16 @@ pub struct Opcode {
 
 impl Opcode {
     /// Takes an opcode apart; `None` if no packet of these transports has it.
-    pub const fn from_byte(byte: u8) -> Option<Opcode> {
+    pub fn from_byte(byte: u8) -> Option<Opcode> {
+        OPCODES[usize::from(byte)].map(|(opcode, _)| opcode)
+    }
+
+    /// As [`Opcode::from_byte`], with the headers behind the BTH.
+    pub(crate) fn with_headers(byte: u8) -> Option<(Opcode, Headers)> {
+        OPCODES[usize::from(byte)]
+    }
+
+    const fn decode(byte: u8) -> Option<Opcode> {
         let transport = match byte & 0xe0 {
             0x00 => Transport::Rc,
             0x20 => Transport::Uc,
@@ -279,6 +288,19 @@ impl Opcode {
         }
     }
 }
+
+/// The opcode of each byte, and its headers: a look-up for each packet in place of the decisions.
+static OPCODES: [Option<(Opcode, Headers)>; 256] = {
+    let mut opcodes = [None; 256];
+    let mut byte = 0;
+    while byte < opcodes.len() {
+        if let Some(opcode) = Opcode::decode(byte as u8) {
+            opcodes[byte] = Some((opcode, opcode.headers()));
+        }
+        byte += 1;
+    }
+    opcodes
+};
 
 impl Operation {
     /// The type of the message.

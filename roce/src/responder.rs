@@ -117,7 +117,9 @@ impl Responder {
 
     /// Whether there is a response to send.
     pub(crate) fn may_send(&self) -> bool {
-        self.reply.is_some() || self.resources.iter().any(|kept| kept.pending.is_some())
+        self.reply.is_some()
+            || !self.resources.is_empty()
+                && self.resources.iter().any(|kept| kept.pending.is_some())
     }
 
     /// Asks for an ACK. A NAK that has not been sent tells more.

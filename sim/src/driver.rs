@@ -498,6 +498,12 @@ impl Driver {
         switch.function(self.function).memory_mut()
     }
 
+    /// Whether there are events of the device, or changes of its link, that were not passed on.
+    pub(crate) fn has_reports(&self, switch: &mut Switch) -> bool {
+        let late = !self.late.is_empty() || !self.link_changes.is_empty();
+        late || switch.function(self.function).has_events()
+    }
+
     /// Takes the device's events, and reports those that are neither lost nor late; returns whether there were any.
     pub(crate) fn take_events(
         &mut self,

@@ -961,6 +961,9 @@ impl Kernel {
     fn pass_on(&mut self, now: u64) -> bool {
         let mut worked = false;
         for device in 0..self.drivers.len() {
+            if !self.drivers[device].has_reports(&mut self.switch) {
+                continue;
+            }
             worked |= self.take_events(device, now);
             for up in std::mem::take(&mut self.drivers[device].link_changes) {
                 let event = if up { IB_EVENT_PORT_ACTIVE } else { IB_EVENT_PORT_ERR };
@@ -1001,20 +1004,19 @@ impl Kernel {
         const MOST_THINGS: u64 = 8;
         self.audit();
         let mut worked = self.switch.start_turn(now);
-        if self.switch.ready() > 0 {
-            for _ in 0..=self.decisions.below(MOST_THINGS) {
-                let chosen = match self.switch.ready() {
-                    0 => break,
-                    1 => 0,
-                    ready => self.decisions.below(ready as u64) as usize,
-                };
-                let function = self.switch.function_of_ready(chosen).unwrap_or_default();
-                let faults = self.switch.function(function).device_mut().faults_mut();
-                faults.decide_next(|| self.rates.fate(&mut self.decisions));
-                self.switch.run_ready(chosen);
-            }
+        let decisions = &mut self.decisions;
+        let (mut most, mut done) = (None, 0);
+        while most.is_none_or(|most| done < most) {
+            let thing = self.switch.choose_ready(|ready| {
+                most.get_or_insert_with(|| 1 + decisions.below(MOST_THINGS));
+                if ready > 1 { decisions.below(ready as u64) as usize } else { 0 }
+            });
+            let Some(thing) = thing else { break };
+            let faults = self.switch.function(thing.function()).device_mut().faults_mut();
+            faults.decide_next(|| self.rates.fate(decisions));
+            self.switch.run_thing(thing);
             // A queue that was ready and had nothing to do is not ready any more.
-            worked = true;
+            (worked, done) = (true, done + 1);
         }
         worked |= self.pass_on(now);
         worked.then(|| 1 + self.decisions.below(LONGEST_STEP))

@@ -86,6 +86,8 @@ pub(crate) struct World {
     shared: AtomicBool,
     /// Tasks that step the fabric, and are woken when the program gave it something to do.
     drivers: Mutex<Vec<Waker>>,
+    /// Whether there are such tasks. Changed under their lock.
+    has_drivers: AtomicBool,
     /// How often the program gave a stepped world something to do.
     calls: AtomicU64,
     /// The clock of the event loop that steps the fabric, in nanoseconds.
@@ -130,6 +132,7 @@ impl World {
             first_user: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
             drivers: Mutex::default(),
+            has_drivers: AtomicBool::new(false),
             calls: AtomicU64::new(0),
             clock: Mutex::default(),
             has_clock: AtomicBool::new(false),
@@ -220,7 +223,9 @@ impl World {
         if self.mode == Mode::Trapped {
             self.run_trapped(&mut kernel, now);
         } else {
-            self.idle.store(false, Ordering::SeqCst);
+            if self.idle.load(Ordering::SeqCst) {
+                self.idle.store(false, Ordering::SeqCst);
+            }
             self.calls.fetch_add(1, Ordering::SeqCst);
             drop(kernel);
             self.wake_drivers();
@@ -258,8 +263,15 @@ impl World {
 
     /// Wakes the tasks that step the fabric.
     fn wake_drivers(&self) {
-        let wakers = std::mem::take(&mut *self.lock_drivers());
-        wakers.into_iter().for_each(Waker::wake);
+        // A task that comes later finds that `calls` has changed.
+        if self.has_drivers.load(Ordering::SeqCst) {
+            let wakers = {
+                let mut drivers = self.lock_drivers();
+                self.has_drivers.store(false, Ordering::SeqCst);
+                std::mem::take(&mut *drivers)
+            };
+            wakers.into_iter().for_each(Waker::wake);
+        }
     }
 
     fn lock_drivers(&self) -> MutexGuard<'_, Vec<Waker>> {
@@ -284,6 +296,7 @@ impl World {
             if !drivers.iter().any(|driver| driver.will_wake(waker)) {
                 drivers.extend(new.take());
             }
+            self.has_drivers.store(true, Ordering::SeqCst);
         }
         drop(new);
     }
@@ -355,13 +368,17 @@ impl World {
     }
 
     fn step_locked(&self, kernel: &mut Kernel) -> bool {
-        // Set before the time is read: a thread that moves the time on clears it again.
-        self.idle.store(true, Ordering::SeqCst);
-        let took = kernel.step(self.nanoseconds());
+        let now = self.nanoseconds();
+        let took = kernel.step(now);
         if let Some(took) = took {
             self.virtual_now.fetch_add(took, Ordering::SeqCst);
         }
-        if took.is_some() || kernel.is_crowded() {
+        let busy = took.is_some() || kernel.is_crowded();
+        if self.idle.load(Ordering::SeqCst) == busy {
+            self.idle.store(!busy, Ordering::SeqCst);
+        }
+        // A thread that has moved the time on since then has cleared it too early.
+        if !busy && self.virtual_now.load(Ordering::SeqCst) != now {
             self.idle.store(false, Ordering::SeqCst);
         }
         took.is_some()

@@ -38,7 +38,7 @@ const BEFORE_INIT: [u16; 13] = [
 /// Executes a command and returns its whole output. `room` is the length that the driver expects. `None` if a test has
 /// silenced the command: it gets no completion.
 pub(crate) fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<Vec<u8>> {
-    device.settle(None);
+    device.settle_payloads();
     let half = |at: usize| {
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };

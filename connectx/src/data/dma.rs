@@ -190,8 +190,13 @@ impl Device {
     /// Has the data that a queue pair has received in memory, or that of all: see [`crate::bus`].
     pub(crate) fn settle(&self, qpn: Option<u32>) {
         if self.bus.is_slow() {
-            self.bus.take_all(qpn).iter().for_each(|write| self.end_bus_write(write));
+            self.end_bus_writes(qpn);
         }
+    }
+
+    #[inline(never)]
+    fn end_bus_writes(&self, qpn: Option<u32>) {
+        self.bus.take_all(qpn).iter().for_each(|write| self.end_bus_write(write));
     }
 
     /// Copies all payloads that stay in place into their packets (see [`crate::link`]), and has all data that has

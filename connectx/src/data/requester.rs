@@ -197,9 +197,7 @@ impl Device {
 
     /// Sends a packet; returns whether the queue pair may send more in its turn.
     pub(crate) fn send_packet(&mut self, qpn: u32, to: &Path, packet: &[u8], turn: Turn) -> bool {
-        let Departing { len, in_place, request: owner } = std::mem::take(&mut self.departing);
-        let (in_place, packets) = in_place.unzip();
-        let packets = packets.unwrap_or(1);
+        let Departing { in_place, request: owner } = std::mem::take(&mut self.departing);
         let Some(opcode) = packet.first().and_then(|byte| Opcode::from_byte(*byte)) else {
             return false;
         };
@@ -219,12 +217,15 @@ impl Device {
             }
         }
         if !lost {
-            self.rdma_sent.add_packets(to, opcode, packets, len);
             let path = Path { source, ..*to };
             let mut flight = self.link.flight(qpn, path, packet);
-            (flight.in_place, flight.packets, flight.request) = (in_place, packets, owner);
+            if let Some((in_place, packets)) = in_place {
+                flight.leave_in_place(in_place, packets);
+                flight.request = owner;
+            }
+            self.rdma_sent.add_packets(&flight);
             let holds = delay.is_some() || request && self.link.holds(qpn);
-            if holds || turn == Turn::Request {
+            if holds || !request && turn == Turn::Request {
                 flight.copy_payload(&self.memory);
             }
             if holds {
@@ -262,8 +263,7 @@ impl Device {
         };
         let Some(in_place) = located else { return 0 };
         let packets = (in_place.len() / len) as u32;
-        let len = in_place.len();
-        self.departing = Departing { len, in_place: Some((in_place, packets)), request };
+        self.departing = Departing { in_place: Some((in_place, packets)), request };
         packets
     }
 
@@ -296,9 +296,7 @@ impl Device {
         to: &mut [u8],
     ) -> Result<(), Syndrome> {
         let (request, by) = self.request(qpn, id)?;
-        self.gather(by, request.data(), offset.into(), to)?;
-        self.departing = Departing { len: to.len(), ..Departing::default() };
-        Ok(())
+        self.gather(by, request.data(), offset.into(), to)
     }
 
     /// Writes data of a response from `offset` on, or keeps it for the CQE.

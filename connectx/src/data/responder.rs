@@ -13,7 +13,6 @@ use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
 use crate::format::syndrome::Syndrome;
-use crate::link::Departing;
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::qp::{Qp, QpState, Service};
 use crate::object::table::KERNEL;
@@ -48,7 +47,7 @@ impl Device {
         let path = qp.context.sub(qpc::primary_address_path);
         let address = match self.options.port_type {
             PortType::InfiniBand => path.get(ads::rlid) == u64::from(from.source.lid),
-            PortType::Ethernet => path.span(ads::rgid_rip) == from.source.gid,
+            PortType::Ethernet => path.span(ads::rgid_rip).first_chunk() == Some(&from.source.gid),
         };
         address && qp.context.get32(qpc::remote_qpn) == from.source_qpn
     }
@@ -110,7 +109,6 @@ impl Device {
     ) -> Result<(), Refusal> {
         self.settle(Some(qpn));
         let access = self.target_access(qpn, AccessRight::RemoteRead, target)?;
-        self.departing = Departing { len: to.len(), ..Departing::default() };
         self.dma_read(access, to).map_err(|why| refuse(qpn, &why))
     }
 

@@ -11,6 +11,7 @@ use uverbs_uapi::mr::ib_uverbs_access_flags;
 use super::dma::Payload;
 use super::host::DeviceHost;
 use crate::device::Device;
+use crate::link::Flight;
 use crate::object::in_flight::DEPTH;
 use crate::object::qp::{Qp, QpState, Service};
 use crate::options::PortType;
@@ -24,7 +25,7 @@ struct CallBack<'d> {
 
 impl Drop for CallBack<'_> {
     fn drop(&mut self) {
-        self.device.endpoint = self.endpoint.take();
+        std::mem::swap(&mut self.device.endpoint, &mut self.endpoint);
     }
 }
 
@@ -148,6 +149,20 @@ impl Device {
         self.objects.qps.iter().find(|(_, qp)| qp.service == service).map(|(number, _)| number)
     }
 
+    /// Handles a packet that has arrived, for the queue pair that it names: see [`Device::receive_packet`].
+    pub(crate) fn take_packet(
+        &mut self,
+        flight: &Flight,
+        packet: &Packet<'_>,
+        in_place: Option<Payload<'_>>,
+    ) -> bool {
+        let taken = self.receive_packet(packet.bth.destination(), &flight.path, packet, in_place);
+        if taken {
+            self.rdma_received.add_packets(flight);
+        }
+        taken
+    }
+
     /// Handles a packet that has arrived, for the queue pair that it names or a member of a multicast group. Its payload
     /// may be in place, in memory of the sender. Returns false for a unit whose packets have to come one by one.
     pub(crate) fn receive_packet(
@@ -170,13 +185,9 @@ impl Device {
             endpoint.packet_for(now, host, qpn, path, packet)
         });
         match taken {
-            Some(Ok(())) => {
-                let (opcode, payload) = (packet.opcode, packet.payload.len());
-                self.rdma_received.add_packets(path, opcode, packet.packets, payload);
-            }
             Some(Err(Dropped::Unit)) => return false,
             Some(Err(why)) => log::debug!("a packet for QP {qpn:#x} is dropped: {why}"),
-            None => {}
+            Some(Ok(())) | None => {}
         }
         true
     }

@@ -21,6 +21,12 @@ static PLACEHOLDER: [u8; 4096 * MAX_UNIT as usize] = [0; 4096 * MAX_UNIT as usiz
 impl Fabric {
     /// Adds a packet to the capture, if there is one.
     fn capture_packet(&mut self, from: usize, to: Option<usize>, flight: &Flight) {
+        if self.capture.is_some() {
+            self.add_to_capture(from, to, flight);
+        }
+    }
+
+    fn add_to_capture(&mut self, from: usize, to: Option<usize>, flight: &Flight) {
         let Some(mut capture) = self.capture.take() else { return };
         let device = |number: usize| self.functions[number].device();
         let sender = device(from);
@@ -40,9 +46,9 @@ impl Fabric {
     }
 
     /// Delivers a packet to its destination, or sends it on its way there. Returns whether it ends a message.
-    pub(super) fn deliver(&mut self, from: usize, flight: Flight) -> bool {
+    pub(super) fn deliver(&mut self, from: usize, flight: Box<Flight>) -> bool {
         let mut ends = true;
-        if let Ok(packet) = Packet::parse(&flight.packet) {
+        if let Ok(mut packet) = Packet::parse(&flight.packet) {
             let operation = packet.opcode.operation;
             ends = operation.kind() != Kind::Response && operation.position().ends();
             match flight.path.destination {
@@ -60,7 +66,7 @@ impl Fabric {
                             return ends;
                         } else {
                             self.capture_packet(from, Some(to), &flight);
-                            if !self.deliver_to(from, to, &flight, packet) {
+                            if !self.deliver_to(from, to, &flight, &mut packet) {
                                 self.deliver_apart(from, &flight);
                             }
                         }
@@ -81,7 +87,13 @@ impl Fabric {
     }
 
     /// Sends a packet on its way to a function, if there are ways.
-    fn send_away(&mut self, from: usize, to: usize, departure: &mut Departure, mut flight: Flight) {
+    fn send_away(
+        &mut self,
+        from: usize,
+        to: usize,
+        departure: &mut Departure,
+        mut flight: Box<Flight>,
+    ) {
         let Some(ways) = &mut self.ways else { return };
         let device = self.functions[from].device_mut();
         flight.copy_payload(&device.memory);
@@ -95,8 +107,8 @@ impl Fabric {
     pub(super) fn arrive(&mut self) -> bool {
         let mut worked = false;
         while self.budget > 0 {
+            let now = self.now();
             let Some(ways) = &mut self.ways else { break };
-            let now = self.functions.first().map_or(0, |function| function.device().now);
             let functions = &mut self.functions;
             let arrived = ways.arrive(now, |from, flight, fate| {
                 let recorder = &mut functions[from].device_mut().recorder;
@@ -104,12 +116,13 @@ impl Fabric {
             });
             let Some(UnderWay { from, to, flight, .. }) = arrived else { break };
             worked = true;
-            if let (true, Ok(packet)) = (self.can_reach(from, to), Packet::parse(&flight.packet)) {
+            let parsed = Packet::parse(&flight.packet);
+            if let (true, Ok(mut packet)) = (self.can_reach(from, to), parsed) {
                 if let Destination::Group(group) = flight.path.destination {
                     self.deliver_to_members(from, to, &group, &flight, &packet);
                 } else {
                     self.capture_packet(from, Some(to), &flight);
-                    self.deliver_to(from, to, &flight, packet);
+                    self.deliver_to(from, to, &flight, &mut packet);
                 }
             }
             self.functions[from].device_mut().link.recycle(flight);
@@ -118,25 +131,23 @@ impl Fabric {
         worked
     }
 
-    /// Returns false for a unit whose packets have to come one by one.
+    /// Delivers a packet, which is taken apart but for what is in place. Returns false for a unit whose packets have to come
+    /// one by one.
     fn deliver_to(
         &mut self,
         from: usize,
         to: usize,
         flight: &Flight,
-        mut packet: Packet<'_>,
+        packet: &mut Packet<'_>,
     ) -> bool {
         packet.packets = flight.packets;
-        let qpn = packet.bth.destination();
         let Some(in_place) = flight.in_place else {
-            let device = self.functions[to].device_mut();
-            return device.receive_packet(qpn, &flight.path, &packet, None);
+            return self.functions[to].device_mut().take_packet(flight, packet, None);
         };
         packet.payload = &PLACEHOLDER[..in_place.len().min(PLACEHOLDER.len())];
         if from == to {
             let payload = Some(Payload::InPlace(in_place, None));
-            let device = self.functions[to].device_mut();
-            return device.receive_packet(qpn, &flight.path, &packet, payload);
+            return self.functions[to].device_mut().take_packet(flight, packet, payload);
         }
         let (left, right) = self.functions.split_at_mut(from.max(to));
         let (sender, receiver) = match from < to {
@@ -144,7 +155,7 @@ impl Fabric {
             false => (&mut right[0], &mut left[to]),
         };
         let payload = Some(Payload::InPlace(in_place, Some(&sender.device().memory)));
-        receiver.device_mut().receive_packet(qpn, &flight.path, &packet, payload)
+        receiver.device_mut().take_packet(flight, packet, payload)
     }
 
     fn deliver_to_group(
@@ -163,7 +174,7 @@ impl Fabric {
             if self.ways.is_none() || from == to {
                 self.deliver_to_members(from, to, group, flight, packet);
             } else if !groups.members(group).is_empty() {
-                self.send_away(from, to, &mut departure, flight.clone());
+                self.send_away(from, to, &mut departure, Box::new(flight.clone()));
             }
         }
     }
@@ -180,7 +191,11 @@ impl Fabric {
         let sender = self.functions[from].device().objects.qps.find(flight.queue);
         let no_loopback = sender.is_some_and(|qp| qp.context.is_set(qpc::block_lb_mc));
         let device = self.functions[to].device_mut();
-        for qpn in device.objects.multicast_groups.members(group) {
+        let members = device.objects.multicast_groups.members(group);
+        if !members.is_empty() {
+            device.rdma_received.add_packets(flight);
+        }
+        for qpn in members {
             // A sender that is a member of the group receives its own message, unless
             // `block_lb_mc` is set.
             if !(no_loopback && to == from && qpn == flight.queue) {
@@ -193,15 +208,18 @@ impl Fabric {
     fn find_port(&self, from: usize, destination: Destination, vlan: Option<u16>) -> Option<usize> {
         let is_destination = |number: &usize| {
             let port = &self.functions[*number].device().port;
-            self.can_reach(from, *number)
-                && match destination {
-                    Destination::Lid(lid) => port.lid() == lid,
-                    Destination::Gid(gid) => port.has_roce_address(gid, vlan),
-                    Destination::Group(_) => false,
-                }
+            let its = match destination {
+                Destination::Lid(lid) => port.lid() == lid,
+                Destination::Gid(gid) => port.has_roce_address(gid, vlan),
+                Destination::Group(_) => false,
+            };
+            its && self.can_reach(from, *number)
         };
         // A function finds its own address first, even if another function has the same.
-        std::iter::once(from).chain(0..self.functions.len()).find(is_destination)
+        if is_destination(&from) {
+            return Some(from);
+        }
+        (0..self.functions.len()).filter(|other| *other != from).find(is_destination)
     }
 
     /// Whether a message from one port can reach another: both links are up and of one type, or it
