@@ -4,3 +4,4 @@
 pub(crate) mod compact_enum;
 pub(crate) mod inline_any;
 pub(crate) mod loan_table;
+pub(crate) mod waiting;

@@ -175,7 +175,7 @@ impl<S: Locking> Inbox<S> {
 
     /// Whether a receive was refused, and `poll_next` has still to return why. No other is posted until then.
     fn is_refused(&self) -> bool {
-        self.posted.last().is_none() && self.posted.len() > 0
+        self.posted.last().is_none() && !self.posted.is_empty()
     }
 
     fn missing(&self) -> usize {
@@ -277,8 +277,9 @@ impl<S: Locking> Inbox<S> {
         if self.is_of_srq() || self.arrived.is_some() {
             return None;
         }
-        let (buffer, outcome) = self.queue.take_received(self.posted.first()?)?;
-        self.posted.pop_first();
+        let first = self.posted.first()?;
+        let (buffer, outcome) = self.queue.take_received(first)?;
+        self.posted.pop_first(first);
         Some(Message { buffer, outcome })
     }
 

@@ -68,8 +68,9 @@ const BROKEN: u32 = 4;
 /// Set in [`Inflight::flags`] when nobody completes the requests any more.
 const GONE: u32 = 8;
 
-/// The tag of a request.
+/// The tag of a request. In this order it is in the first cache line of its slot, but for an outcome.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct OpTag {
     /// The queue that the request was posted to.
     pub(super) queue: InflightKey,

@@ -1,4 +1,4 @@
-//! The requests of a list or an inbox, before and after they are posted.
+//! The requests of a list or an inbox, after they were posted.
 
 use super::inflight::Inflight;
 use super::locking::Locking;
@@ -6,48 +6,7 @@ use super::op::{OpError, OpErrorKind};
 use crate::first_panic::FirstPanic;
 use crate::lending::loan_table::WrIds;
 use std::collections::VecDeque;
-use std::{iter, vec};
-
-/// Requests that are not posted.
-pub(super) struct Waiting<R, L> {
-    /// The first one, if it was taken and came back.
-    first: Option<(R, L)>,
-    rest: vec::IntoIter<(R, L)>,
-}
-
-impl<R, L> Waiting<R, L> {
-    pub(super) fn new(requests: impl IntoIterator<Item = (R, L)>) -> Self {
-        Waiting { first: None, rest: requests.into_iter().collect::<Vec<_>>().into_iter() }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rest.len() + usize::from(self.first.is_some())
-    }
-
-    pub(super) fn first(&self) -> Option<&(R, L)> {
-        self.first.as_ref().or_else(|| self.rest.as_slice().first())
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(R, L)> {
-        self.first.iter().chain(self.rest.as_slice())
-    }
-
-    pub(super) fn pop(&mut self) -> Option<(R, L)> {
-        self.first.take().or_else(|| self.rest.next())
-    }
-
-    /// As [`pop`](Self::pop), where the one before was taken and did not come back.
-    #[inline(always)]
-    pub(super) fn next(&mut self) -> Option<(R, L)> {
-        self.rest.next()
-    }
-
-    /// Puts the one back that was taken last.
-    #[cold]
-    pub(super) fn put_back(&mut self, request: R, memory: L) {
-        self.first = Some((request, memory));
-    }
-}
+use std::iter;
 
 /// Requests whose ends were not returned, in the order in which they were posted or refused. Those of a batch follow
 /// each other in the loan table: 32 writes are one run of `wr_id`s.
@@ -74,6 +33,10 @@ impl<L> Posted<L> {
     /// How many requests there are.
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Appends a request that was posted.
@@ -104,31 +67,6 @@ impl<L> Posted<L> {
         self.behind.push_back(Entry::Refused(Box::new(OpError { memory, kind })));
     }
 
-    /// The last `lost` requests that were posted are not executed, and their memory is gone.
-    #[cold]
-    pub(super) fn lose(&mut self, mut lost: usize, kind: OpErrorKind) {
-        let mut refused = VecDeque::new();
-        self.change(|entries| {
-            while lost > 0 {
-                match entries.pop_back() {
-                    Some(Entry::Posted(mut run)) => {
-                        while lost > 0 && run.pop_last() {
-                            let error = OpError { memory: None, kind };
-                            refused.push_front(Entry::Refused(Box::new(error)));
-                            lost -= 1;
-                        }
-                        if !run.is_empty() {
-                            entries.push_back(Entry::Posted(run));
-                        }
-                    }
-                    Some(other) => refused.push_front(other),
-                    None => break,
-                }
-            }
-            entries.append(&mut refused);
-        });
-    }
-
     /// The loan of the first request; `None` if it was refused, or there is none.
     #[inline(always)]
     pub(super) fn first(&self) -> Option<u64> {
@@ -144,10 +82,11 @@ impl<L> Posted<L> {
         }
     }
 
-    /// Removes the first request, which was posted.
+    /// Removes the [first](Self::first) request, whose loan this is.
     #[inline(always)]
-    pub(super) fn pop_first(&mut self) {
-        self.len -= usize::from(self.run.next().is_some());
+    pub(super) fn pop_first(&mut self, wr_id: u64) {
+        self.len -= 1;
+        self.run.remove_first(wr_id);
         if self.run.is_empty() {
             self.next_run();
         }
@@ -190,7 +129,7 @@ impl<L> Posted<L> {
     /// Removes a request that was posted, wherever it is.
     pub(super) fn remove(&mut self, wr_id: u64) {
         if self.first() == Some(wr_id) {
-            return self.pop_first();
+            return self.pop_first(wr_id);
         }
         self.len -= usize::from(self.change(|entries| {
             for at in 0..entries.len() {
@@ -294,36 +233,7 @@ mod tests {
         assert_eq!(posted.pop_refused().and_then(|refused| refused.memory), Some(7));
         assert!(!posted.pop_while(|wr_id| wr_id == at(8)));
         assert_eq!((places(&posted), posted.len()), (vec![9], 1));
-        posted.pop_first();
+        posted.pop_first(at(9));
         assert!(posted.len() == 0 && posted.first().is_none() && posted.last().is_none());
-    }
-
-    #[test]
-    fn requests_that_are_lost_keep_their_places() {
-        let mut posted = Posted::<u8>::default();
-        (0..3).for_each(|n| posted.push(at(n)));
-        posted.refuse(Some(1), KIND);
-        (4..6).for_each(|n| posted.push(at(n)));
-        posted.lose(3, KIND);
-        assert_eq!((places(&posted), posted.len(), posted.last()), (vec![0, 1], 6, None));
-        assert!(!posted.pop_while(|_| true));
-        let memory: Vec<_> =
-            iter::from_fn(|| posted.pop_refused()).map(|refused| refused.memory).collect();
-        assert_eq!(memory, [None, Some(1), None, None]);
-    }
-
-    #[test]
-    fn a_request_that_comes_back_is_the_first_again() {
-        let mut waiting = Waiting::new([(1, 'a'), (2, 'b')]);
-        let (request, memory) = waiting.pop().unwrap();
-        waiting.put_back(request, memory);
-        assert_eq!(waiting.first(), Some(&(1, 'a')));
-        assert_eq!((waiting.len(), waiting.iter().count()), (2, 2));
-        assert_eq!(
-            [waiting.pop(), waiting.pop(), waiting.pop()],
-            [Some((1, 'a')), Some((2, 'b')), None]
-        );
-        waiting.put_back(3, 'c');
-        assert_eq!([waiting.pop(), waiting.next()], [Some((3, 'c')), None]);
     }
 }

@@ -162,9 +162,8 @@ pub struct Finished<L> {
 
 /// A request that failed.
 pub struct OpError<L> {
-    /// The memory of the request; `None` if the device may still work on it, or if it was dropped with a batch that
-    /// was not rung. The [`Buffer`] of a receive that
-    /// was posted is empty; [`reset`](Buffer::reset) makes it as long as it was.
+    /// The memory of the request; `None` if the device may still work on it. The [`Buffer`] of a receive that was
+    /// posted is empty; [`reset`](Buffer::reset) makes it as long as it was.
     pub memory: Option<L>,
     /// Why the request failed.
     pub kind: OpErrorKind,
@@ -326,7 +325,6 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
                 Poll::Pending
             }
             Tried::Late(wr_id) => self.start_slowly(Some(PostFailure::Late(wr_id)), waker),
-            Tried::Dropped(error) => self.start_slowly(Some(PostFailure::Dropped(error)), waker),
             Tried::NeedsMore => self.start_any(waker),
         }
     }
@@ -399,7 +397,6 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
                 };
             }
             Err(PostFailure::Refused { error: PostError::Full, .. }) => return Poll::Pending,
-            Err(PostFailure::Dropped(error)) => (error.into(), None),
             Err(PostFailure::Refused { error, tag }) => (error, tag),
         };
         let ticket = ticket.take();

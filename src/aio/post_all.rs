@@ -1,11 +1,12 @@
 //! Lists of requests that are posted together.
 
 use super::inflight::{Admission, Side, Ticket};
-use super::list::{Posted, Waiting};
+use super::list::Posted;
 use super::locking::Locking;
 use super::op::{OpErrorKind, OpResult, Request, Transfer, from_memory};
 use super::queue::{Queue, end_of_sent};
 use crate::first_panic::FirstPanic;
+use crate::lending::waiting::Waiting;
 use crate::owned::Lend;
 use crate::pd::Shared;
 use crate::wr::PostError;
@@ -110,7 +111,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         let first = if self.ticket.is_none() { self.posted.first() } else { None };
         if let Some(wr_id) = first {
             if let Some((buffer, outcome)) = self.queue.take_sent(wr_id) {
-                self.posted.pop_first();
+                self.posted.pop_first(wr_id);
                 return Poll::Ready(Some(end_of_sent(buffer, outcome)));
             }
         }
@@ -127,7 +128,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     fn poll_next_slowly(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
         self.post(waker);
         match self.poll_first(waker) {
-            Poll::Ready(None) if self.waiting() > 0 => Poll::Pending,
+            Poll::Ready(None) if !self.waiting.is_empty() => Poll::Pending,
             end => end,
         }
     }
@@ -159,7 +160,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         };
         let end = self.queue.poll_end(wr_id, waker);
         if end.is_ready() {
-            self.posted.pop_first();
+            self.posted.pop_first(wr_id);
         }
         end.map(Some)
     }
@@ -169,7 +170,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     /// Memory and wakers of the program may panic here, and find the list as it is.
     fn post(&mut self, waker: &Waker) {
         let mut waits = false;
-        while let Some((request, _)) = self.waiting.first() {
+        while let Some(request) = self.waiting.first() {
             let side = request.kind().side();
             if side != self.side {
                 self.leave();
@@ -188,7 +189,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
             if side == Side::Send {
                 self.queue.try_post_list(&mut self.waiting, &mut self.posted);
             }
-            if self.waiting() == 0 {
+            if self.waiting.is_empty() {
                 break;
             }
             match self.queue.post_list(side, &mut self.waiting, &mut self.posted) {
@@ -205,25 +206,51 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
 
     #[cold]
     fn refuse_next(&mut self, kind: OpErrorKind) {
-        if let Some((_, memory)) = self.waiting.pop() {
-            self.posted.refuse(Some(memory), kind);
-        }
+        let memory = self.waiting.pop();
+        self.posted.refuse(memory, kind);
     }
 
     /// The queue takes no more requests.
     #[cold]
     fn refuse_all(&mut self, kind: OpErrorKind) {
-        while self.waiting() > 0 {
+        while !self.waiting.is_empty() {
             self.refuse_next(kind);
         }
         self.leave();
     }
 }
 
+/// Appends requests, which are posted when the list is polled next. The list may have ended before.
+///
+/// A list that is kept and extended allocates nothing once it is as long as it gets:
+///
+/// ```no_run
+/// # use uverbs::aio::{AsyncQueuePair, OpError, Transfer};
+/// # use uverbs::owned::{Buffer, BufferPool};
+/// # async fn f(qp: &AsyncQueuePair, pool: &BufferPool) -> Result<(), OpError<Buffer>> {
+/// let mut sends = qp.post_all([]);
+/// for _ in 0..1000 {
+///     sends.extend(std::iter::from_fn(|| pool.take().ok()).map(|page| (Transfer::Send, page)));
+///     while let Some(end) = sends.next().await {
+///         println!("{} bytes are sent", end?.memory.len());
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+impl<L: Lend, S: Locking, R: Request> Extend<(R, L)> for PostAll<L, S, R> {
+    #[inline]
+    fn extend<I: IntoIterator<Item = (R, L)>>(&mut self, requests: I) {
+        self.waiting.extend(requests);
+    }
+}
+
 impl<L, S: Locking, R: Request> PostAll<L, S, R> {
     /// Stops waiting for room.
+    #[inline]
     fn leave(&mut self) {
-        self.queue.inflight.leave(self.side, self.ticket.take());
+        if self.ticket.is_some() {
+            self.queue.inflight.leave(self.side, self.ticket.take());
+        }
     }
 }
 
@@ -243,7 +270,7 @@ impl<L: Lend, S: Locking, R: Request> Future for PostAll<L, S, R> {
             }
             match this.poll_first(cx.waker()) {
                 Poll::Ready(Some(end)) => this.ends.push(end),
-                Poll::Ready(None) if this.waiting() == 0 => {
+                Poll::Ready(None) if this.waiting.is_empty() => {
                     return Poll::Ready(std::mem::take(&mut this.ends));
                 }
                 Poll::Ready(None) | Poll::Pending => return Poll::Pending,
@@ -254,7 +281,7 @@ impl<L: Lend, S: Locking, R: Request> Future for PostAll<L, S, R> {
 
 impl<L, S: Locking, R: Request> Drop for PostAll<L, S, R> {
     fn drop(&mut self) {
-        if self.ticket.is_none() && self.posted.len() == 0 {
+        if self.ticket.is_none() && self.posted.is_empty() {
             return;
         }
         // All of it calls wakers, or drops memory, of the program.

@@ -89,11 +89,11 @@ impl WrIds {
         if self.is_empty() { None } else { Some(self.end.wrapping_sub(STEP)) }
     }
 
-    /// Removes the last one, if there is any.
-    pub(crate) fn pop_last(&mut self) -> bool {
-        let last = self.newest();
-        self.end = last.unwrap_or(self.end);
-        last.is_some()
+    /// Removes the [first](Self::first) one, which is `wr_id`.
+    #[inline(always)]
+    pub(crate) fn remove_first(&mut self, wr_id: u64) {
+        debug_assert_eq!(self.first(), Some(wr_id), "not the first one");
+        self.first = wr_id.wrapping_add(STEP);
     }
 
     /// Splits at `wr_id`, which is in neither part afterwards; `None` if it is not in this run.
@@ -114,7 +114,7 @@ impl Iterator for WrIds {
     #[inline(always)]
     fn next(&mut self) -> Option<u64> {
         let first = self.first()?;
-        self.first = first.wrapping_add(STEP);
+        self.remove_first(first);
         Some(first)
     }
 }

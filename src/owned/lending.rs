@@ -248,6 +248,14 @@ pub struct PushError<L, T> {
     pub error: PostError,
 }
 
+impl<L, T> PushError<L, T> {
+    /// The memory alone.
+    #[inline(always)]
+    pub(crate) fn into_memory(self) -> L {
+        self.memory
+    }
+}
+
 debug_is_sentence!(PushError<L, T>);
 
 impl<L, T> fmt::Display for PushError<L, T> {

@@ -18,6 +18,7 @@ trials![
     a_message_in_a_lent_buffer_allocates_nothing,
     a_message_as_a_future_allocates_nothing,
     a_list_allocates_no_more_than_three_times,
+    a_list_that_is_kept_allocates_nothing,
 ];
 
 thread_local! {
@@ -164,6 +165,32 @@ fn a_list_allocates_no_more_than_three_times() -> Verdict {
         assert_eq!(page.read_at(0), Some(BEFORE + COUNTED - 1));
         let asked = ASKED.get() - before;
         assert!(asked <= 3 * COUNTED, "{asked} allocations of {COUNTED} lists");
+        Ok(())
+    })
+}
+
+/// Its requests are taken one after the other: a vector of the ends would be the program's.
+#[cfg(feature = "tokio")]
+fn a_list_that_is_kept_allocates_nothing() -> Verdict {
+    crate::env::rnr_wait()?;
+    use crate::tasks::{pair, run};
+    use uverbs::aio::Transfer;
+    run(0, async {
+        let (a, b) = pair()?;
+        let page = b.pd.mr_builder().access(uverbs::Access::ALL_REMOTE).allocate::<u64>(8)?;
+        let (to, mut list, mut before) = (page.remote(0)?, a.qp.post_all([]), 0);
+        for n in 0..BEFORE + COUNTED {
+            if n == BEFORE {
+                before = ASKED.get();
+            }
+            let word = || a.pool.copy(&n.to_ne_bytes()).expect("a buffer");
+            list.extend((0..1 + n as usize % 12).map(|_| (Transfer::Write(to), word())));
+            while let Some(end) = list.next().await {
+                end?;
+            }
+        }
+        assert_eq!(page.read_at(0), Some(BEFORE + COUNTED - 1));
+        assert_eq!(ASKED.get() - before, 0, "allocations of {COUNTED} lists");
         Ok(())
     })
 }

@@ -21,6 +21,7 @@ impl Wake for Count {
 
 for_each_kind! {
     a_list_takes_one_doorbell_and_ends_in_its_order
+    a_list_is_extended_in_its_middle_and_after_its_end
     a_list_longer_than_the_queue_is_posted_as_room_is_made
     a_list_keeps_its_turn_before_later_futures
     a_refused_request_of_a_list_gives_its_memory_back
@@ -80,6 +81,33 @@ fn a_list_takes_one_doorbell_and_ends_in_its_order<S: Kind>() {
     futures.complete(Role::Send, WcStatus::SUCCESS);
     assert_eq!(next(&mut stream), Poll::Ready(Some(2)));
     assert_eq!(next(&mut stream), Poll::Ready(None));
+}
+
+fn a_list_is_extended_in_its_middle_and_after_its_end<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let write = |futures: &Futures<S>, length| {
+        let mut buffer = futures.pool.take().unwrap();
+        buffer.set_len(length);
+        (Transfer::Write(Remote { addr: 0, rkey: Rkey(1) }), buffer)
+    };
+    let mut list = writes(&futures, 1..2);
+    assert!(next(&mut list).is_pending());
+    list.extend([write(&futures, 2)]);
+    assert_eq!((futures.qp.in_flight(), list.waiting()), (1, 1), "it is not polled yet");
+    assert!(next(&mut list).is_pending());
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    assert_eq!([next(&mut list), next(&mut list)], [1, 2].map(|n| Poll::Ready(Some(n))));
+    assert_eq!(next(&mut list), Poll::Ready(None));
+    list.extend([write(&futures, 3), write(&futures, 4)]);
+    assert!(poll(&mut list).is_pending());
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    assert_eq!(poll(&mut list), Poll::Ready(vec![3, 4]));
+    list.extend([write(&futures, 5)]);
+    drop(list);
+    let free = futures.pool.idle();
+    assert_eq!((futures.qp.in_flight(), free), (0, futures.pool.count()), "all memory is back");
 }
 
 fn a_list_longer_than_the_queue_is_posted_as_room_is_made<S: Kind>() {

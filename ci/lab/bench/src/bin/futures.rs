@@ -4,8 +4,8 @@
 //!
 //! Both sides write a buffer of a pool and get it back. An owned queue pushes and rings, and its completion is
 //! visited; futures are made in their places and each is polled, the driver finds their completions and wakes them, and
-//! each is polled once more and dropped. The wakers do nothing: an event loop's part is its own. A list (`post_all`) is
-//! beside a batch of as many requests, an inbox beside a loop that polls and posts new receives in batches, and a future
+//! each is polled once more and dropped. The wakers do nothing: an event loop's part is its own. A list (`post_all`) that
+//! is kept and extended is beside a batch of as many requests, an inbox beside a loop that polls and posts new receives in batches, and a future
 //! that is dropped after its post beside a completion whose buffer is dropped.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
@@ -285,7 +285,7 @@ impl<S: Locking> Futures<S> {
         let one = cq.adopt(builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).build()?)?;
         let (buffers, posted) =
             (Vec::with_capacity(RUN as usize), Vec::with_capacity(RUN as usize));
-        let lists = Vec::with_capacity((RUN / BATCH) as usize);
+        let lists = (0..RUN / BATCH).map(|_| one.post_all([])).collect();
         Ok(Futures { one, _cq: cq, driver, pool: pool(pd)?, buffers, posted, lists, inbox: None })
     }
 
@@ -337,15 +337,13 @@ impl<S: Locking> Driven for Futures<S> {
     #[inline(never)]
     fn post_lists(&mut self, to: Remote) -> Result<(), Failure> {
         let mut cx = std::task::Context::from_waker(Waker::noop());
-        let Futures { one, lists, buffers, .. } = self;
-        while !buffers.is_empty() {
+        let Futures { lists, buffers, .. } = self;
+        for list in lists {
             let rest = buffers.len() - BATCH as usize;
-            let writes = buffers.drain(rest..).map(|buffer| (Transfer::Write(to), buffer));
-            let mut list = one.post_all(writes);
+            list.extend(buffers.drain(rest..).map(|buffer| (Transfer::Write(to), buffer)));
             if list.poll_next(&mut cx).is_ready() {
                 return Err("a list was refused".into());
             }
-            lists.push(list);
         }
         Ok(())
     }
@@ -355,18 +353,16 @@ impl<S: Locking> Driven for Futures<S> {
         let mut cx = std::task::Context::from_waker(Waker::noop());
         self.poll_driver(&mut cx)?;
         let Futures { lists, buffers, .. } = self;
-        let (before, mut over) = (buffers.len(), 0);
+        let before = buffers.len();
         for list in lists.iter_mut() {
             loop {
                 match list.poll_next(&mut cx) {
                     Poll::Ready(Some(Ok(finished))) => buffers.push(finished.memory),
                     Poll::Ready(Some(Err(error))) => return Err(failed(&error)),
-                    Poll::Ready(None) => break over += 1,
-                    Poll::Pending => break,
+                    Poll::Ready(None) | Poll::Pending => break,
                 }
             }
         }
-        lists.drain(..over);
         Ok((buffers.len() - before) as u32)
     }
 
