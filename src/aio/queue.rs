@@ -728,7 +728,8 @@ impl<L: Lend, R: Request> List<'_, R, L> {
             if request.kind().side() != *side {
                 return Err(memory);
             }
-            let (named, mut memory, mut failed) = (answers.pop_front().flatten(), Some(memory), None);
+            let (named, mut memory, mut failed) =
+                (answers.pop_front().flatten(), Some(memory), None);
             if let Some(wr_id) = push(request.kind(), &mut memory, named, &mut failed) {
                 posted.push(wr_id);
                 return Ok(());

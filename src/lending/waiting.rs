@@ -45,7 +45,10 @@ impl<R: Copy, L> Waiting<R, L> {
     /// The memory of each request.
     pub(crate) fn memory(&self) -> impl Iterator<Item = &L> {
         // SAFETY: it is initialised from `posted` on.
-        self.requests.iter().skip(self.posted).map(|(_, memory)| unsafe { memory.assume_init_ref() })
+        self.requests
+            .iter()
+            .skip(self.posted)
+            .map(|(_, memory)| unsafe { memory.assume_init_ref() })
     }
 
     /// Posts requests from the first one on, until `post` gives the memory of one back, which stays the first.
@@ -109,7 +112,10 @@ mod tests {
             2 => Err(memory),
             _ => Ok(posted.push((request, memory))),
         });
-        assert_eq!((posted.as_slice(), waiting.first(), waiting.len()), (&[(1, 'a')][..], Some(2), 1));
+        assert_eq!(
+            (posted.as_slice(), waiting.first(), waiting.len()),
+            (&[(1, 'a')][..], Some(2), 1)
+        );
         waiting.extend([(3, 'c'), (4, 'd')]);
         assert_eq!(waiting.memory().collect::<String>(), "bcd");
         assert_eq!(waiting.pop(), Some('b'));
