@@ -282,9 +282,14 @@ impl Link {
 
     /// Takes back the memory of a packet that has arrived.
     pub(crate) fn recycle(&mut self, flight: Flight) {
-        if self.spare_bytes + flight.packet.capacity() <= SPARE {
-            self.spare_bytes += flight.packet.capacity();
-            self.spare.push(flight.packet);
+        self.recycle_memory(flight.packet);
+    }
+
+    /// Takes back memory of a packet.
+    pub(crate) fn recycle_memory(&mut self, packet: Vec<u8>) {
+        if self.spare_bytes + packet.capacity() <= SPARE {
+            self.spare_bytes += packet.capacity();
+            self.spare.push(packet);
         }
     }
 }
