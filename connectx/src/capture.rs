@@ -50,7 +50,9 @@ impl Capture {
         payload: impl FnOnce(&mut Vec<u8>),
     ) -> io::Result<()> {
         let head = &flight.packet[..];
-        let (Some(mut route), false) = (route(macs, &flight.path), is_private(head)) else { return Ok(()) };
+        let (Some(mut route), false) = (route(macs, &flight.path), is_private(head)) else {
+            return Ok(());
+        };
         if flight.ecn != 0 {
             route.traffic_class = route.traffic_class & !0b11 | flight.ecn;
         }

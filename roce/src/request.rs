@@ -170,8 +170,7 @@ impl<P> Request<P> {
             Work::Read { address, key } => {
                 buffer.header(&reth(address.wrapping_add(offset.into()), key, asked));
             }
-            Work::Write { address, key, .. }
-            | Work::AtomicWrite { address, key }
+            Work::Write { address, key, .. } | Work::AtomicWrite { address, key }
                 if position.begins() =>
             {
                 let address = address.wrapping_add(offset.into());

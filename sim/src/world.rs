@@ -10,6 +10,7 @@ use crate::history::History;
 use crate::kernel::{Kernel, Object, guid};
 use crate::memory::Birthplace;
 use crate::strict::Findings;
+use crate::udp::{Receiver, Wire};
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -19,7 +20,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::Waker;
-use std::thread::Thread;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uverbs_host::{HostDevice, HostFile, HostInterface, HostSystem, poll_until};
 use uverbs_uapi::device::rdma_driver_id;
@@ -76,7 +77,12 @@ pub(crate) struct World {
     virtual_now: AtomicU64,
     /// Whether a stepped world has nothing to do until the next call or a later time. Set under the kernel's lock.
     idle: AtomicBool,
-    timer: OnceLock<Thread>,
+    /// The thread that runs timers, and receives from the socket if there is one.
+    timer: OnceLock<JoinHandle<()>>,
+    /// The socket to peers outside of the process.
+    wire: Option<Arc<Wire>>,
+    /// Whether the thread waits until the socket has room. Changed under the kernel's lock.
+    waits_for_room: AtomicBool,
     /// When the timer's thread runs the world again, in nanoseconds since the start, or [`NEVER`]. Changed under the
     /// kernel's lock.
     armed: AtomicU64,
@@ -116,7 +122,7 @@ impl std::panic::UnwindSafe for World {}
 impl std::panic::RefUnwindSafe for World {}
 
 impl World {
-    pub(crate) fn new(kernel: Kernel, mode: Mode) -> Arc<World> {
+    pub(crate) fn new(kernel: Kernel, mode: Mode, wire: Option<Arc<Wire>>) -> Arc<World> {
         let world = Arc::new_cyclic(|this| World {
             this: this.clone(),
             birthplace: Birthplace::new(),
@@ -126,6 +132,8 @@ impl World {
             virtual_now: AtomicU64::new(0),
             idle: AtomicBool::new(false),
             timer: OnceLock::new(),
+            wire,
+            waits_for_room: AtomicBool::new(false),
             armed: AtomicU64::new(NEVER),
             first_user: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
@@ -134,8 +142,12 @@ impl World {
             clock: Mutex::default(),
             has_clock: AtomicBool::new(false),
         });
-        if mode == Mode::Trapped {
-            world.start_timer();
+        match (mode, &world.wire) {
+            (Mode::Trapped, None) => world.start(World::timers(world.this.clone())),
+            (Mode::Trapped, Some(wire)) => {
+                world.start(World::receives(world.this.clone(), wire.clone()));
+            }
+            (Mode::Stepped { .. }, _) => {}
         }
         world
     }
@@ -305,11 +317,20 @@ impl World {
     fn run_trapped(&self, kernel: &mut Kernel, now: u64) -> bool {
         let worked = kernel.run(now);
         let due = self.due(kernel);
-        if due < self.armed.load(Ordering::Relaxed) {
+        // The thread has to wait for room at the socket, too.
+        let blocked = kernel.is_blocked() && !self.waits_for_room.swap(true, Ordering::Relaxed);
+        if due < self.armed.load(Ordering::Relaxed) || blocked {
             self.armed.store(due, Ordering::Relaxed);
-            self.timer.get().into_iter().for_each(Thread::unpark);
+            self.wake_timer();
         }
         worked
+    }
+
+    fn wake_timer(&self) {
+        match &self.wire {
+            Some(wire) => wire.wake(),
+            None => self.timer.get().into_iter().for_each(|timer| timer.thread().unpark()),
+        }
     }
 
     /// When a trapped world has to run again.
@@ -318,9 +339,17 @@ impl World {
         kernel.deadline().into_iter().chain(look_again).min().unwrap_or(NEVER)
     }
 
-    fn start_timer(&self) {
-        let this = self.this.clone();
-        let body = move || {
+    /// Starts the thread of the world.
+    fn start(&self, body: impl FnOnce() + Send + 'static) {
+        let spawned = std::thread::Builder::new().name("uverbs-sim".into()).spawn(body);
+        if let Ok(thread) = spawned {
+            let _ = self.timer.set(thread);
+        }
+    }
+
+    /// Runs the world when it is due.
+    fn timers(this: Weak<World>) -> impl FnOnce() + Send {
+        move || {
             while let Some(world) = this.upgrade() {
                 let due = {
                     let Ok(mut kernel) = world.kernel() else { return };
@@ -337,10 +366,33 @@ impl World {
                     _ => std::thread::park_timeout(Duration::from_nanos(left)),
                 }
             }
-        };
-        let spawned = std::thread::Builder::new().name("uverbs-sim".into()).spawn(body);
-        if let Ok(thread) = spawned {
-            let _ = self.timer.set(thread.thread().clone());
+        }
+    }
+
+    /// Handles datagrams that come from outside, and runs the world when it is due.
+    fn receives(this: Weak<World>, wire: Arc<Wire>) -> impl FnOnce() + Send {
+        move || {
+            let mut receiver = Receiver::new(wire.clone());
+            loop {
+                let more = receiver.receive();
+                let Some(world) = this.upgrade() else { return };
+                let (due, blocked) = {
+                    let Ok(mut kernel) = world.kernel() else { return };
+                    let now = world.nanoseconds();
+                    receiver.datagrams().for_each(|datagram| kernel.receive(now, &datagram));
+                    kernel.run(world.nanoseconds());
+                    let due = world.due(&kernel);
+                    world.armed.store(due, Ordering::Relaxed);
+                    world.waits_for_room.store(kernel.is_blocked(), Ordering::Relaxed);
+                    (due, kernel.is_blocked())
+                };
+                let left = due.saturating_sub(world.nanoseconds()).max(BREATH);
+                drop(world);
+                if !more {
+                    let timeout = (due != NEVER).then(|| Duration::from_nanos(left));
+                    wire.wait(blocked, timeout);
+                }
+            }
         }
     }
 
@@ -470,8 +522,16 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.timer.get().into_iter().for_each(Thread::unpark);
+        let here = self.is_here();
+        if here {
+            self.wake_timer();
+        }
         self.print_history();
+        let Some(timer) = self.timer.take().filter(|_| self.wire.is_some() && here) else { return };
+        // The thread may be the one that drops the world. Else the socket is closed when this returns.
+        if timer.thread().id() != std::thread::current().id() {
+            let _ = timer.join();
+        }
     }
 }
 
@@ -559,10 +619,20 @@ impl HostSystem for World {
             let here = &driver.interface;
             (interface == 0 || here.index == interface) && here.addresses.contains(&peer)
         };
-        match self.kernel()?.drivers.iter().any(is_here) {
-            true => Ok(peer),
-            false => Err(Errno::NETUNREACH),
+        let kernel = self.kernel()?;
+        if kernel.drivers.iter().any(is_here) {
+            return Ok(peer);
         }
+        // The address of the socket is the only one that peers outside are reached from.
+        let own = self.wire.as_ref().map(|wire| wire.address().ip());
+        let own = own.filter(|own| own.is_ipv4() == peer.is_ipv4());
+        own.filter(|_| {
+            kernel
+                .drivers
+                .iter()
+                .any(|driver| interface == 0 || driver.interface.index == interface)
+        })
+        .ok_or(Errno::NETUNREACH)
     }
 
     fn now(&self) -> Instant {

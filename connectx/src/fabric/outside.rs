@@ -133,15 +133,15 @@ impl Fabric {
             self.functions[number].device_mut().link.recycle(flight);
         }
         let device = self.functions[number].device_mut();
-        device.take_packet(packet.bth.destination(), &path, &packet, None).map_err(|why| {
-            match why {
+        device.take_packet(packet.bth.destination(), &path, &packet, None).map_err(
+            |why| match why {
                 Dropped::NoQueuePair(_) => Unwelcome::NoQueuePair,
                 Dropped::Transport(_) => Unwelcome::Transport,
                 Dropped::State(_) => Unwelcome::State,
                 Dropped::NotAdmitted => device.not_admitted.unwrap_or(Unwelcome::State),
                 _ => Unwelcome::Malformed,
-            }
-        })
+            },
+        )
     }
 
     /// Keeps a management datagram for [`Fabric::take_mad`].

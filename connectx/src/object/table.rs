@@ -34,7 +34,14 @@ pub const SHARED: u32 = 0xffff;
 impl<T> ObjectTable<T> {
     /// An empty table that gives its objects these numbers.
     pub fn new(kind: &'static str, numbers: RangeInclusive<u32>) -> Self {
-        Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new(), random: None, changes: 0 }
+        Self {
+            kind,
+            next: *numbers.start(),
+            numbers,
+            rows: BTreeMap::new(),
+            random: None,
+            changes: 0,
+        }
     }
 
     /// An empty table of at most `most` objects, whose numbers are drawn from a source of random numbers.
