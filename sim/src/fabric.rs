@@ -180,7 +180,7 @@ impl FabricBuilder {
             kernel.switch.lead_outside(function, udp::random() as u32);
             kernel.transmitter = Some(Transmitter::new(wire.clone()));
         }
-        let world = World::new(kernel, self.mode, wire);
+        let world = World::new(kernel, self.mode, wire).map_err(FabricError::UdpThread)?;
         if prints == Prints::Always {
             seeds::note(&world);
         }
@@ -259,6 +259,8 @@ pub enum FabricError {
     UdpMtu(SocketAddr, u32),
     /// The system binds no socket at the address.
     UdpSocket(SocketAddr, Errno),
+    /// The system starts no thread that receives from the socket.
+    UdpThread(Errno),
     /// The driver does not bring the device with this number up, which is a defect of this package.
     NotProbed(usize, Errno),
 }
@@ -325,6 +327,9 @@ impl fmt::Display for FabricError {
                     }
                     _ => Ok(()),
                 }
+            }
+            FabricError::UdpThread(errno) => {
+                write!(f, "no thread to receive from the UDP socket: {errno}")
             }
             FabricError::NotProbed(number, errno) => {
                 write!(f, "device {number} does not come up: {errno}")
