@@ -182,7 +182,7 @@ impl<P> Requester<P> {
         congestion.window().saturating_sub(in_flight)
     }
 
-    /// After how many packets one asks for an acknowledgement.
+    /// After how many packets one asks for an acknowledgement: often enough that a full window has one that does.
     fn packets_per_ack(&self) -> u32 {
         let half = self.congestion.as_ref().map(|congestion| congestion.window() / 2);
         half.map_or(PACKETS_PER_ACK, |half| half.clamp(1, PACKETS_PER_ACK))
@@ -359,8 +359,7 @@ impl<P: Clone> QueuePair<P> {
         }
         // Packets of a unit are sent for the first time.
         let room = if repeats { 1 } else { room.min(WINDOW.saturating_sub(unacknowledged)) };
-        // The one that fills the window is by itself, as it asks for an acknowledgement.
-        self.send_packet(now, host, buffer, room.min((congestion - 1).max(1)))
+        self.send_packet(now, host, buffer, room.min(congestion))
     }
 
     /// Whether the request at the cursor may begin.
@@ -472,8 +471,7 @@ impl<P: Clone> QueuePair<P> {
         let mut bth = Bth::new(opcode, self.attributes.pkey, destination, psn);
         let (room, per_ack) = (requester.congestion_room(), requester.packets_per_ack());
         requester.unasked += 1;
-        // The last packet that the window has room for asks, too: nothing else would open it again.
-        let asks = position.ends() || requester.unasked >= per_ack || room <= 1;
+        let asks = position.ends() || requester.unasked >= per_ack;
         if self.transport.is_reliable() && asks {
             bth.request_ack();
             requester.unasked = 0;
