@@ -4,6 +4,11 @@
 //! and none of Linux's. It needs no privilege, no module and no hardware. A line on standard error says so. Programs
 //! that run with another user's rights (set-user-id) ignore the variable.
 //!
+//! With `UVERBS_SIM=udp:ADDRESS`, or `udp:ADDRESS:PORT`, it has one device, which speaks RoCE v2 over a UDP socket at that
+//! address: with other processes of this machine that have other addresses, of 127.0.0.0/8 for one, and with other
+//! machines. `udp` alone is 127.0.0.1. RoCE has neither authentication nor encryption: `docs/TRANSPORT.md` of the repository
+//! says what that means before you name an address that others reach. [`FabricBuilder::udp`] makes such a device for a test.
+//!
 //! A test makes a [`Fabric`] of its own, so that tests run side by side:
 //!
 //! ```
@@ -46,7 +51,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Once;
 
-/// The environment variable with the number of devices to emulate in the process.
+/// The environment variable with the number of devices to emulate in the process, or with the address of one.
 const VARIABLE: &str = "UVERBS_SIM";
 /// Its value for a device over UDP begins so.
 const UDP: &str = "udp";
