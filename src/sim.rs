@@ -4,6 +4,11 @@
 //! and none of Linux's. It needs no privilege, no module and no hardware. A line on standard error says so. Programs
 //! that run with another user's rights (set-user-id) ignore the variable.
 //!
+//! With `UVERBS_SIM=udp:ADDRESS`, or `udp:ADDRESS:PORT`, it has one device, which speaks RoCE v2 over a UDP socket at that
+//! address: with other processes of this machine that have other addresses, of 127.0.0.0/8 for one, and with other
+//! machines. `udp` alone is 127.0.0.1. RoCE has neither authentication nor encryption: `docs/TRANSPORT.md` of the repository
+//! says what that means before you name an address that others reach. [`FabricBuilder::udp`] makes such a device for a test.
+//!
 //! A test makes a [`Fabric`] of its own, so that tests run side by side:
 //!
 //! ```
@@ -32,8 +37,8 @@
 
 pub use uverbs_sim::{
     Clock, CqeError, Device, Fabric, FabricBuilder, FabricError, Findings, Limits, MAX_DEVICES,
-    Mode, Network, POISON, PacketFault, PacketKind, Profile, Rates, Side, Syndrome, Traffic, Verb,
-    each_seed,
+    Mode, Network, POISON, PacketFault, PacketKind, Profile, ROCE_PORT, Rates, Side, Syndrome,
+    Traffic, UdpCounters, Verb, each_seed,
 };
 
 #[cfg(feature = "tokio")]
@@ -43,10 +48,13 @@ pub use clock::TokioClock;
 
 use rustix::process::{getegid, geteuid, getgid, getuid};
 use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Once;
 
-/// The environment variable with the number of devices to emulate in the process.
+/// The environment variable with the number of devices to emulate in the process, or with the address of one.
 const VARIABLE: &str = "UVERBS_SIM";
+/// Its value for a device over UDP begins so.
+const UDP: &str = "udp";
 /// The most devices that it may ask for.
 const MOST: usize = 64;
 
@@ -58,11 +66,14 @@ pub(crate) fn install_from_environment() {
         if getuid() != geteuid() || getgid() != getegid() {
             return;
         }
+        if let Some(text) = asked.to_str().filter(|text| text.starts_with(UDP)) {
+            return install_over_udp(text);
+        }
         let count = asked.to_str().and_then(|text| text.parse().ok());
         let Some(count) = count.filter(|count| (1..=MOST).contains(count)) else {
             let asked = asked.to_string_lossy();
             return say(&format!(
-                "uverbs: {VARIABLE}={asked} is ignored: it is a number of devices, 1 to {MOST}"
+                "uverbs: {VARIABLE}={asked} is ignored: it is a number of devices, 1 to {MOST}, or udp:ADDRESS:PORT"
             ));
         };
         if Fabric::new(count, Mode::Trapped).install().is_ok() {
@@ -71,7 +82,61 @@ pub(crate) fn install_from_environment() {
     });
 }
 
+/// Makes the fabric of one device over UDP.
+fn install_over_udp(asked: &str) {
+    let Some(at) = udp_address(asked) else {
+        return say(&format!(
+            "uverbs: {VARIABLE}={asked} is ignored: give udp:ADDRESS or udp:ADDRESS:PORT, as in udp:127.0.0.2 or \
+             udp:[fd00::1]:4791"
+        ));
+    };
+    match Fabric::builder().udp(at).build().map(Fabric::install) {
+        Ok(Ok(())) => say(&format!(
+            "uverbs: {VARIABLE}={asked}: the device is in this process, speaks RoCE at {at}, unencrypted, and Linux's \
+             devices are not used"
+        )),
+        Ok(Err(_)) => {}
+        Err(error) => say(&format!("uverbs: {VARIABLE}={asked} is ignored: {error}")),
+    }
+}
+
+/// The address of `udp`, `udp:ADDRESS` or `udp:ADDRESS:PORT`.
+fn udp_address(asked: &str) -> Option<SocketAddr> {
+    let rest = asked.strip_prefix(UDP)?;
+    if rest.is_empty() {
+        return Some((Ipv4Addr::LOCALHOST, ROCE_PORT).into());
+    }
+    let rest = rest.strip_prefix(':')?;
+    let bare = rest.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let address: Option<IpAddr> = bare.unwrap_or(rest).parse().ok();
+    address.map(|address| (address, ROCE_PORT).into()).or_else(|| rest.parse().ok())
+}
+
 /// Prints a line on standard error, if that can be written to.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::udp_address;
+
+    #[test]
+    fn the_address_of_a_device_over_udp_may_have_a_port() {
+        for (asked, address) in [
+            ("udp", Some("127.0.0.1:4791")),
+            ("udp:127.0.0.2", Some("127.0.0.2:4791")),
+            ("udp:10.1.2.3:14791", Some("10.1.2.3:14791")),
+            ("udp:::1", Some("[::1]:4791")),
+            ("udp:[fd00::1]", Some("[fd00::1]:4791")),
+            ("udp:[fd00::1]:5000", Some("[fd00::1]:5000")),
+            ("udp:", None),
+            ("udp:name", None),
+            ("udp127.0.0.1", None),
+            ("udp:127.0.0.1:65536", None),
+        ] {
+            let found = udp_address(asked).map(|address| address.to_string());
+            assert_eq!(found.as_deref(), address, "{asked}");
+        }
+    }
 }

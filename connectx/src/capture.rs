@@ -2,24 +2,21 @@
 //!
 //! Pairs with [`crate::fabric`], which delivers them. Packets of RoCE v1 are written as those of v2. Packets between
 //! InfiniBand ports are left out, those of operations whose opcodes are private, and those from a GID of one family of
-//! addresses to one of another. A path has no traffic class and no
-//! hop limit of a connection; they are 0 and 64.
+//! addresses to one of another. A path has no traffic class and no hop limit of a connection; they are 0 and 64. A packet
+//! to or from outside of the process has the device's own MAC at both ends.
 
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use uverbs_roce::frame::{self, Route};
-use uverbs_roce::opcodes::Operation;
 
 use crate::link::Flight;
+use crate::outside::{address, is_private};
 use crate::path::{Destination, Path};
 
 /// The file's header: times in nanoseconds, version 2.4, UTC, packets of up to 64 KiB, Ethernet.
 const HEADER: [u32; 6] = [0xa1b2_3c4d, 0x0004_0002, 0, 0, 0xffff, 1];
 const NANOSECONDS: u64 = 1_000_000_000;
-/// The opcodes of masked atomics, without the transport.
-const PRIVATE: [u8; 2] = [Operation::MaskedCompareSwap as u8, Operation::MaskedFetchAdd as u8];
-
 /// A file that packets are written to.
 pub(crate) struct Capture {
     to: Box<dyn Write + Send>,
@@ -53,8 +50,9 @@ impl Capture {
         payload: impl FnOnce(&mut Vec<u8>),
     ) -> io::Result<()> {
         let head = &flight.packet[..];
-        let private = head.first().is_none_or(|opcode| PRIVATE.contains(&(opcode & 0x1f)));
-        let (Some(mut route), false) = (route(macs, &flight.path), private) else { return Ok(()) };
+        let (Some(mut route), false) = (route(macs, &flight.path), is_private(head)) else {
+            return Ok(());
+        };
         if flight.ecn != 0 {
             route.traffic_class = route.traffic_class & !0b11 | flight.ecn;
         }
@@ -103,10 +101,4 @@ fn route(macs: Macs, path: &Path) -> Option<Route> {
         traffic_class: path.route.map_or(0, |route| route.tclass),
         hop_limit: path.route.map_or(64, |route| route.hop_limit),
     })
-}
-
-/// The IP address that a GID of RoCE v2 stands for.
-fn address(gid: [u8; 16]) -> IpAddr {
-    let address = Ipv6Addr::from(gid);
-    address.to_ipv4_mapped().map_or(address.into(), IpAddr::from)
 }

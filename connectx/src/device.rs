@@ -20,11 +20,21 @@ use crate::interrupt::Interrupts;
 use crate::link::{Departing, Link};
 use crate::object::Objects;
 use crate::options::Options;
+use crate::outside::Unwelcome;
 use crate::pages::FirmwarePages;
 use crate::path::Path;
 use crate::port::{Port, TrafficByCast};
 use crate::ready::ReadyQueues;
 use crate::recording::Recorder;
+
+/// The transport of a function, without queue pairs.
+fn endpoint(options: &Options) -> Box<Endpoint<Path>> {
+    let mut endpoint = Box::new(Endpoint::new());
+    if options.exposed.is_some() {
+        endpoint.limit_congestion();
+    }
+    endpoint
+}
 
 /// The state of one function behind BAR0.
 pub struct Device {
@@ -53,6 +63,8 @@ pub struct Device {
     pub(crate) endpoint: Option<Box<Endpoint<Path>>>,
     /// The packets that have left.
     pub(crate) link: Link,
+    /// Why the last packet was not admitted.
+    pub(crate) not_admitted: Option<Unwelcome>,
     /// The payload of the packet that the transport puts together.
     pub(crate) departing: Departing,
     /// When queue pairs in error state look for late receives: time and QPN.
@@ -94,7 +106,7 @@ impl Device {
             caps: HcaCaps::new(&options),
             issi: 0,
             pages: FirmwarePages::default(),
-            objects: Objects::new(&options.limits),
+            objects: Objects::new(&options),
             port: Port::new(options.number),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
@@ -103,8 +115,9 @@ impl Device {
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
             ready_queues: ReadyQueues::default(),
-            endpoint: Some(Box::default()),
+            endpoint: Some(endpoint(&options)),
             link: Link::default(),
+            not_admitted: None,
             departing: Departing::default(),
             late_receive_timers: BTreeSet::new(),
             cq_timers: BTreeSet::new(),
@@ -155,11 +168,11 @@ impl Device {
         }
         self.initialized = false;
         self.pages.set_running(false);
-        self.objects = Objects::new(&self.options.limits);
+        self.objects = Objects::new(&self.options);
         self.doorbells.clear();
         self.events.clear();
         self.ready_queues.clear();
-        self.endpoint = Some(Box::default());
+        self.endpoint = Some(endpoint(&self.options));
         self.link = Link::default();
         self.late_receive_timers.clear();
         self.cq_timers.clear();

@@ -4,6 +4,7 @@
 //! destinations: in [`Fabric::run`] at once, in [`Fabric::run_ready`] when the caller chooses them.
 
 mod delivery;
+mod outside;
 
 use std::io::{self, Write};
 
@@ -14,6 +15,7 @@ use crate::device::Device;
 use crate::function::Function;
 use crate::network::{Network, PacketFault, Traffic};
 use crate::options::Options;
+use crate::outside::Outside;
 use crate::ways::Ways;
 
 /// WQEs that one queue may execute before the next queue has its turn.
@@ -38,6 +40,8 @@ pub struct Fabric {
     capture: Option<Capture>,
     /// The ways of packets; `None` if all are ideal.
     ways: Option<Box<Ways>>,
+    /// The way out of the process.
+    outside: Option<Outside>,
     /// The seed of their faults.
     seed: u64,
 }

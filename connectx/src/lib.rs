@@ -38,6 +38,7 @@ mod mmio;
 pub mod network;
 pub mod object;
 pub mod options;
+pub mod outside;
 pub mod pages;
 mod path;
 pub mod pci;

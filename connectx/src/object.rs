@@ -31,7 +31,7 @@ use self::mkey::CACHED_MKEY;
 use self::table::ObjectTable;
 use crate::bar0;
 use crate::cost::Cost;
-use crate::options::Limits;
+use crate::options::Options;
 use crate::port::Traffic;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -75,7 +75,8 @@ pub struct Objects {
 
 impl Objects {
     /// A function without objects.
-    pub fn new(limits: &Limits) -> Self {
+    pub fn new(options: &Options) -> Self {
+        let limits = &options.limits;
         // 2^`log` numbers from `first` on, but none above `most`.
         let numbers = |first: u32, log: u8, most: u32| first..=most.min(first + (1 << log) - 1);
         Self {
@@ -87,7 +88,12 @@ impl Objects {
             transport_domains: ObjectTable::new("transport domain", 1..=0xff),
             q_counters: ObjectTable::new("counter set", 1..=0xff),
             flow_counters: ObjectTable::new("flow counter", 1..=0xffff),
-            mkeys: ObjectTable::new("mkey", numbers(0x100, limits.log_max_mkey, 0x1_ffff)),
+            mkeys: match options.exposed {
+                None => ObjectTable::new("mkey", numbers(0x100, limits.log_max_mkey, 0x1_ffff)),
+                Some(random) => {
+                    ObjectTable::drawn("mkey", 0x100..=0xff_ffff, 1 << limits.log_max_mkey, random)
+                }
+            },
             listed_pages: ListedPages::default(),
             mkey_lists: 0,
             ranges: Cell::default(),
@@ -96,7 +102,13 @@ impl Objects {
             eqs: ObjectTable::new("EQ", 1..=63),
             cqs: ObjectTable::new("CQ", numbers(0x400, limits.log_max_cq, 0xffff)),
             // Doorbells name queue pairs and raw send queues by numbers of one space.
-            qps: ObjectTable::new("QP", numbers(0x40, limits.log_max_qp, 0xffff)),
+            qps: match options.exposed {
+                None => ObjectTable::new("QP", numbers(0x40, limits.log_max_qp, 0xffff)),
+                // Behind those of send queues; the last one is that of multicast.
+                Some(random) => {
+                    ObjectTable::drawn("QP", 0x2_0000..=0xff_fffe, 1 << limits.log_max_qp, random)
+                }
+            },
             sqs: ObjectTable::new("SQ", 0x1_0000..=0x1_ffff),
             srqs: ObjectTable::new("SRQ", numbers(1, limits.log_max_srq, 0xffff)),
             // RQ tables name RQs and virtqueues by numbers of one space.
@@ -156,6 +168,6 @@ impl Objects {
 
 impl Default for Objects {
     fn default() -> Self {
-        Self::new(&Limits::FULL)
+        Self::new(&Options::default())
     }
 }

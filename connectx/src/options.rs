@@ -104,6 +104,10 @@ pub struct Options {
     pub atomics: bool,
     /// Limits of its objects.
     pub limits: Limits,
+    /// The source of random numbers of a function whose port leads outside of the process, to peers that nobody vouches
+    /// for: the numbers of its queue pairs and mkeys are drawn from it, in all 24 bits, and its reliable connections keep
+    /// few packets in flight where some are lost.
+    pub exposed: Option<fn() -> u64>,
     /// Number of the function at the switch; its addresses derive from it.
     pub number: u32,
 }
@@ -119,6 +123,7 @@ impl Default for Options {
             xrc: true,
             atomics: true,
             limits: Limits::FULL,
+            exposed: None,
             number: 0,
         }
     }

@@ -3,6 +3,9 @@
 //! Pairs with the address path of a queue pair and with the address vector of a datagram. The transport hands a path
 //! through as it is: the sender's device completes it when a packet leaves, and the receiver's device reads it.
 
+/// No queue pair's number. The BTH has no source QPN, and only devices of one fabric tell each other.
+pub(crate) const UNKNOWN_QPN: u32 = u32::MAX;
+
 /// Destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Destination {
@@ -46,7 +49,7 @@ pub(crate) struct Path {
     pub(crate) destination: Destination,
     /// Index of the source address in the table of the sender's port.
     pub(crate) source_index: u8,
-    /// Source QPN.
+    /// Source QPN; [`UNKNOWN_QPN`] of a connection's packet from outside of the process.
     pub(crate) source_qpn: u32,
     /// Service level.
     pub(crate) sl: u8,

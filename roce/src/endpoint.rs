@@ -39,6 +39,8 @@ pub struct Endpoint<P> {
     ready: VecDeque<u32>,
     timers: Timers,
     buffer: PacketBuffer,
+    /// Whether the network may be congested.
+    congestion: bool,
 }
 
 impl<P> Default for Endpoint<P> {
@@ -50,6 +52,7 @@ impl<P> Default for Endpoint<P> {
             ready: VecDeque::new(),
             timers: Timers::default(),
             buffer: PacketBuffer::default(),
+            congestion: false,
         }
     }
 }
@@ -107,6 +110,15 @@ impl<P: Clone> Endpoint<P> {
         Endpoint::default()
     }
 
+    /// Has the reliable queue pairs that are created from now on keep few packets in flight where packets are lost: at
+    /// first 16, one more for each that is acknowledged, and after a loss half as many, growing by one at a time up to 128.
+    /// A long read is asked for in parts of as many packets.
+    ///
+    /// For networks that drop packets when their queues are full. A switch in the process has none.
+    pub fn limit_congestion(&mut self) {
+        self.congestion = true;
+    }
+
     /// Creates a queue pair in state Init, in place of one with the same number. It holds at most `depth` requests.
     ///
     /// The attributes of a datagram queue pair that only connections have do not matter.
@@ -118,7 +130,10 @@ impl<P: Clone> Endpoint<P> {
         attributes: Attributes<P>,
     ) {
         self.destroy(number);
-        let queue_pair = QueuePair::new(number, transport, depth, attributes);
+        let mut queue_pair = QueuePair::new(number, transport, depth, attributes);
+        if self.congestion {
+            queue_pair.requester.limit_congestion();
+        }
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.slots[slot as usize] = Some(queue_pair);

@@ -148,13 +148,15 @@ impl<P> Request<P> {
         })
     }
 
-    /// Adds the headers behind the BTH; `offset` is that of the packet's data.
+    /// Adds the headers behind the BTH; `offset` is that of the packet's data, and `asked` are the bytes of a read from
+    /// there on.
     pub(crate) fn put_headers(
         &self,
         buffer: &mut PacketBuffer,
         opcode: Opcode,
         source: u32,
         offset: u32,
+        asked: u32,
     ) {
         let position = opcode.operation.position();
         if opcode.transport == Transport::Xrc {
@@ -165,9 +167,10 @@ impl<P> Request<P> {
         }
         match self.work {
             // A read that is repeated asks only for the missing part: `req_retry`.
-            Work::Read { address, key }
-            | Work::Write { address, key, .. }
-            | Work::AtomicWrite { address, key }
+            Work::Read { address, key } => {
+                buffer.header(&reth(address.wrapping_add(offset.into()), key, asked));
+            }
+            Work::Write { address, key, .. } | Work::AtomicWrite { address, key }
                 if position.begins() =>
             {
                 let address = address.wrapping_add(offset.into());

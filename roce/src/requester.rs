@@ -14,6 +14,7 @@
 //! The cursor is behind the limit only while packets are repeated. The request at index `next` and the number of its
 //! packets before the cursor, `sent`, are the cursor's other name.
 
+mod congestion;
 mod responses;
 
 use crate::headers::{Bth, PAYLOAD_WORD, PacketBuffer};
@@ -25,6 +26,7 @@ use crate::queue_pair::{QueuePair, State, Step};
 use crate::request::{Request, Work};
 use crate::timers::{Nanoseconds, ack_timeout};
 use alloc::collections::VecDeque;
+use congestion::Congestion;
 use core::fmt;
 use uverbs_uapi::wc::ib_wc_status;
 
@@ -105,6 +107,8 @@ pub(crate) struct Requester<P> {
     answered: u8,
     /// Packets since one asked for an acknowledgement.
     unasked: u32,
+    /// The window that losses make smaller, if the network may be congested.
+    congestion: Option<Congestion>,
     retries: u8,
     rnr_retries: u8,
     /// Whether the packet at the cursor is the first one that is sent of its request, or sent again.
@@ -131,6 +135,7 @@ impl<P> Requester<P> {
             responses: 0,
             answered: 0,
             unasked: 0,
+            congestion: None,
             retries: 0,
             rnr_retries: 0,
             begins: true,
@@ -149,6 +154,38 @@ impl<P> Requester<P> {
     /// Makes this the PSN of the first packet.
     pub(crate) fn start_at(&mut self, psn: Psn) {
         (self.oldest, self.limit) = (psn, psn);
+    }
+
+    /// Keeps a window that losses make smaller.
+    pub(crate) fn limit_congestion(&mut self) {
+        self.congestion = Some(Congestion::new());
+    }
+
+    /// The PSNs in flight: from the oldest one to the cursor, with those of responses to reads.
+    fn in_flight(&self) -> u32 {
+        match self.queue.get(self.next).filter(|posted| posted.begun && !posted.is_local()) {
+            Some(posted) => posted.first.plus(self.sent).since(self.oldest),
+            None => self.limit.since(self.oldest),
+        }
+    }
+
+    /// How many more PSNs may be in flight; all, where congestion is no matter. A long read is asked for in parts: the
+    /// next one when all before it has come, so that the peer has one part of each read to answer.
+    fn congestion_room(&self) -> u32 {
+        let Some(congestion) = &self.congestion else { return u32::MAX };
+        let in_flight = self.in_flight();
+        let posted = self.queue.get(self.next);
+        let reads = posted.is_some_and(|posted| matches!(posted.request.work, Work::Read { .. }));
+        if reads && self.sent > 0 && in_flight > 0 {
+            return 0;
+        }
+        congestion.window().saturating_sub(in_flight)
+    }
+
+    /// After how many packets one asks for an acknowledgement: often enough that a full window has one that does.
+    fn packets_per_ack(&self) -> u32 {
+        let half = self.congestion.as_ref().map(|congestion| congestion.window() / 2);
+        half.map_or(PACKETS_PER_ACK, |half| half.clamp(1, PACKETS_PER_ACK))
     }
 
     /// The PSN of the next packet that was never sent.
@@ -313,9 +350,16 @@ impl<P: Clone> QueuePair<P> {
         if self.transport.is_reliable() && !repeats && unacknowledged >= WINDOW {
             return Step::Idle;
         }
+        let congestion = match self.transport.is_reliable() {
+            true => requester.congestion_room(),
+            false => u32::MAX,
+        };
+        if congestion == 0 {
+            return Step::Idle;
+        }
         // Packets of a unit are sent for the first time.
         let room = if repeats { 1 } else { room.min(WINDOW.saturating_sub(unacknowledged)) };
-        self.send_packet(now, host, buffer, room)
+        self.send_packet(now, host, buffer, room.min(congestion))
     }
 
     /// Whether the request at the cursor may begin.
@@ -425,8 +469,9 @@ impl<P: Clone> QueuePair<P> {
         let datagram = request.datagram.as_ref();
         let destination = datagram.map_or(self.attributes.destination, |to| to.destination);
         let mut bth = Bth::new(opcode, self.attributes.pkey, destination, psn);
+        let (room, per_ack) = (requester.congestion_room(), requester.packets_per_ack());
         requester.unasked += 1;
-        let asks = position.ends() || requester.unasked >= PACKETS_PER_ACK;
+        let asks = position.ends() || requester.unasked >= per_ack;
         if self.transport.is_reliable() && asks {
             bth.request_ack();
             requester.unasked = 0;
@@ -439,17 +484,26 @@ impl<P: Clone> QueuePair<P> {
         if Mistake::RepeatedData.is_planted() && psn.plus(1).is_before(requester.limit) {
             offset = 0;
         }
-        request.put_headers(buffer, opcode, self.attributes.source, offset);
+        // A read asks for all that is missing, or for as much as the window has room for.
+        // One that is repeated ends where it ended before: the peer keeps it as one request.
+        let part = if psn == requester.limit { room } else { requester.limit.since(psn) };
+        let psns = match position {
+            Position::Only => (posted.psns - requester.sent).min(part),
+            _ => 1,
+        };
+        let asked = match psns == posted.psns - requester.sent {
+            true => request.length - offset,
+            false => psns * mtu.bytes(),
+        };
+        request.put_headers(buffer, opcode, self.attributes.source, offset, asked);
         let payload = match request.work {
             Work::AtomicWrite { .. } => request.length,
             work if work.streams() => mtu.payload(request.length, requester.sent),
             _ => 0,
         };
-        // A read asks for all that is missing.
-        let psns = if position == Position::Only { posted.psns - requester.sent } else { 1 };
         // All packets up to the last one, or up to the next one that asks for an acknowledgement.
         let unit = match position == Position::Middle && !asks {
-            true => (posted.psns - 1 - requester.sent).min(PACKETS_PER_ACK - requester.unasked),
+            true => (posted.psns - 1 - requester.sent).min(per_ack - requester.unasked),
             false => 1,
         };
         Some(Outgoing { psn, psns, offset, payload, unit })

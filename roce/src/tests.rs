@@ -10,8 +10,10 @@
 //! | `rules` | one rule at a time: retries, NAKs, windows, states |
 //! | `hostile` | peers that send anything |
 //! | `codec` | headers |
+//! | `congestion` | the window that losses make smaller |
 
 mod codec;
+mod congestion;
 mod device;
 mod hostile;
 mod mistakes;

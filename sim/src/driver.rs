@@ -140,6 +140,8 @@ pub(crate) struct Driver {
     eqn: u32,
     /// The low byte of the next mkey.
     variant: u8,
+    /// The source of random numbers, if peers are outside of the process.
+    exposed: Option<fn() -> u64>,
     /// The network interface of the port; over InfiniBand that of IPoIB.
     pub(crate) interface: Interface,
     /// The LID and the partition keys of an InfiniBand port.
@@ -233,7 +235,7 @@ impl Driver {
         interface: Interface,
     ) -> Result<Driver> {
         let is_infiniband = options.port_type == PortType::InfiniBand;
-        let pkeys = options.pkeys.clone();
+        let (pkeys, exposed) = (options.pkeys.clone(), options.exposed);
         let function = switch.add(options);
         let pci = switch.function(function);
         *pci.memory_mut() = GuestMemory::process();
@@ -250,6 +252,7 @@ impl Driver {
             function,
             eqn: 0,
             variant: 0,
+            exposed,
             interface,
             infiniband: None,
             cqs: BTreeMap::new(),
@@ -304,6 +307,7 @@ impl Driver {
             let mut address = command.sub_mut(set_roce_address_in::roce_address);
             address.set_span(roce_addr_layout::source_l3_address, &entry.gid);
             address.set(roce_addr_layout::roce_version, entry.firmware_version());
+            address.set(roce_addr_layout::roce_l3_type, entry.is_ipv6_packet().into());
             self.execute(switch, &command.into_inner())?;
         }
         Ok(())
@@ -419,8 +423,16 @@ impl Driver {
 
     /// The low byte of a new mkey.
     pub(crate) fn next_variant(&mut self) -> u8 {
-        self.variant = self.variant.wrapping_add(1);
+        self.variant = match self.exposed {
+            Some(random) => random() as u8,
+            None => self.variant.wrapping_add(1),
+        };
         self.variant
+    }
+
+    /// Whether peers are outside of the process.
+    pub(crate) fn is_exposed(&self) -> bool {
+        self.exposed.is_some()
     }
 
     /// The function's place at the switch.

@@ -7,6 +7,7 @@ use crate::kernel::Kernel;
 use crate::profile::Profile;
 use crate::seeds::{self, Prints};
 use crate::strict::Findings;
+use crate::udp::{self, Transmitter, UdpCounters, Wire};
 pub use crate::world::Mode;
 use crate::world::World;
 use rustix::io::Errno;
@@ -14,11 +15,12 @@ use std::fmt;
 use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use uverbs_connectx::network::Network;
+use uverbs_connectx::options::PortType;
 use uverbs_host::HostSystem;
 use uverbs_uapi::port::ib_mtu;
 
@@ -39,6 +41,7 @@ pub struct FabricBuilder {
     history: bool,
     strict: bool,
     any_order: bool,
+    udp: Option<SocketAddr>,
 }
 
 impl FabricBuilder {
@@ -95,13 +98,28 @@ impl FabricBuilder {
         self
     }
 
+    /// Has the device speak RoCE v2 over a UDP socket at this address, with other processes and machines: with fabrics like
+    /// this one, with Linux's soft-RoCE (rxe), and with hardware. The port is [`ROCE_PORT`](crate::ROCE_PORT) for those;
+    /// fabrics that use another one reach each other.
+    ///
+    /// The device is one, with or without [`FabricBuilder::device`], and its only GID is the address. Any peer that can
+    /// send to the address can send packets to the device: RoCE knows neither authentication nor encryption.
+    /// [`Fabric::udp_counters`] counts what is dropped. A [`network`](FabricBuilder::network) is that of packets that
+    /// leave. The fabric is not stepped: time is real.
+    pub fn udp(mut self, at: SocketAddr) -> FabricBuilder {
+        self.udp = Some(at);
+        self
+    }
+
     /// Makes the fabric.
     ///
     /// # Errors
     ///
     /// Two devices of one name or address, a name that no device can have, more than [`MAX_DEVICES`], or a share of
-    /// [`Rates`] or of the [`Network`] that is not between 0 and 1.
-    pub fn build(self) -> Result<Fabric, FabricError> {
+    /// [`Rates`] or of the [`Network`] that is not between 0 and 1. [Over UDP](FabricBuilder::udp): more than one device, an
+    /// InfiniBand port, a stepped fabric, or an address at which the system binds no socket.
+    pub fn build(mut self) -> Result<Fabric, FabricError> {
+        let wire = self.bind()?;
         let (seed, rates) = match self.mode {
             Mode::Stepped { seed } => (seed, self.rates),
             Mode::Trapped => (0, Rates::none()),
@@ -124,7 +142,10 @@ impl FabricBuilder {
             if let Some(limit) = profile.options.limits.out_of_range() {
                 return Err(FabricError::Limit(limit));
             }
-            let mut interface = Interface::numbered(number, &profile.addresses);
+            let mut interface = match &wire {
+                Some((wire, mtu)) => Interface::outside(wire.address().ip(), *mtu),
+                None => Interface::numbered(number, &profile.addresses),
+            };
             if profile.jumbo_frames {
                 interface.mtu = ib_mtu::IB_MTU_4096.0;
             }
@@ -153,13 +174,42 @@ impl FabricBuilder {
         if self.history || prints == Prints::Always {
             kernel.record_history(prints);
         }
-        let world = World::new(kernel, self.mode);
+        let wire = wire.map(|(wire, _)| wire);
+        if let Some(wire) = &wire {
+            let function = kernel.drivers[0].function();
+            kernel.switch.lead_outside(function, udp::random() as u32);
+            kernel.transmitter = Some(Transmitter::new(wire.clone()));
+        }
+        let world = World::new(kernel, self.mode, wire).map_err(FabricError::UdpThread)?;
         if prints == Prints::Always {
             seeds::note(&world);
         }
         let system: Arc<dyn HostSystem> = world.clone();
         uverbs_host::register(&system);
         Ok(Fabric { world })
+    }
+}
+
+impl FabricBuilder {
+    /// Binds the socket, if the fabric is to have one, and makes the one device fit for it.
+    fn bind(&mut self) -> Result<Option<(Arc<Wire>, u8)>, FabricError> {
+        let Some(at) = self.udp else { return Ok(None) };
+        if self.mode != Mode::Trapped {
+            return Err(FabricError::UdpIsStepped);
+        }
+        if self.profiles.is_empty() {
+            self.profiles.push(Profile::new());
+        }
+        let [profile] = &mut self.profiles[..] else {
+            return Err(FabricError::UdpDevices(self.profiles.len()));
+        };
+        if profile.options.port_type == PortType::InfiniBand || !profile.addresses.is_empty() {
+            return Err(FabricError::UdpProfile);
+        }
+        profile.jumbo_frames = false;
+        profile.options.exposed = Some(udp::random);
+        let mtu = udp::port_mtu(at)?;
+        Ok(Some((Arc::new(Wire::bind(at)?), mtu)))
     }
 }
 
@@ -197,6 +247,20 @@ pub enum FabricError {
     Rate(&'static str, String),
     /// A [`Network`] has a bandwidth of 0.
     Bandwidth,
+    /// A fabric over UDP has one device, not so many.
+    UdpDevices(usize),
+    /// The device of a fabric over UDP has an Ethernet port, and its address is that of the socket.
+    UdpProfile,
+    /// A fabric over UDP is not stepped.
+    UdpIsStepped,
+    /// An address that is not that of one port: of a group, of one link, of no or of all interfaces; or port 0.
+    UdpAddress(SocketAddr),
+    /// The interface with the address has an MTU that is too small.
+    UdpMtu(SocketAddr, u32),
+    /// The system binds no socket at the address.
+    UdpSocket(SocketAddr, Errno),
+    /// The system starts no thread that receives from the socket.
+    UdpThread(Errno),
     /// The driver does not bring the device with this number up, which is a defect of this package.
     NotProbed(usize, Errno),
 }
@@ -229,6 +293,43 @@ impl fmt::Display for FabricError {
                     f,
                     "a share of {share} of {name}: give one from 0.0 for never to 1.0 for always"
                 )
+            }
+            FabricError::UdpDevices(count) => {
+                write!(f, "a fabric over UDP has one device, not {count}: make a fabric for each")
+            }
+            FabricError::UdpProfile => write!(
+                f,
+                "the device of a fabric over UDP has an Ethernet port with the address of the socket: give its profile \
+                 neither InfiniBand nor an address"
+            ),
+            FabricError::UdpIsStepped => {
+                write!(f, "a fabric over UDP cannot be stepped: other processes have real time")
+            }
+            FabricError::UdpAddress(at) => write!(
+                f,
+                "a fabric over UDP cannot be at {at}: give the address of one interface that is not link-local, and a \
+                 port that is not 0"
+            ),
+            FabricError::UdpMtu(at, mtu) => write!(
+                f,
+                "the interface of {at} has an MTU of {mtu} bytes: RoCE needs at least 336"
+            ),
+            FabricError::UdpSocket(at, errno) => {
+                write!(f, "no UDP socket at {at}: {errno}")?;
+                match *errno {
+                    Errno::ADDRINUSE => write!(
+                        f,
+                        "; another process has it, or the module rdma_rxe, which has port 4791 of its whole network \
+                         namespace: give another address or another port"
+                    ),
+                    Errno::ADDRNOTAVAIL => {
+                        write!(f, "; give the address of an interface of this machine")
+                    }
+                    _ => Ok(()),
+                }
+            }
+            FabricError::UdpThread(errno) => {
+                write!(f, "no thread to receive from the UDP socket: {errno}")
             }
             FabricError::NotProbed(number, errno) => {
                 write!(f, "device {number} does not come up: {errno}")
@@ -307,6 +408,11 @@ impl Fabric {
     /// The beginning of the file cannot be written. If a packet cannot, the capture ends, perhaps with a part of it.
     pub fn capture(&self, to: File) -> io::Result<()> {
         self.world.kernel()?.switch.capture(to)
+    }
+
+    /// The counters of a fabric [over UDP](FabricBuilder::udp); `None` of another one.
+    pub fn udp_counters(&self) -> Option<UdpCounters> {
+        self.world.kernel().ok()?.udp_counters()
     }
 
     /// Reports the mistakes of the program, if the fabric is [strict](FabricBuilder::strict), and in any case its

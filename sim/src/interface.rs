@@ -19,6 +19,11 @@ impl GidEntry {
         GidEntry { gid, kind: INFINIBAND }
     }
 
+    /// Whether its packets have an IPv6 header.
+    pub(crate) fn is_ipv6_packet(&self) -> bool {
+        self.kind == ROCE_V2 && Ipv6Addr::from(self.gid).to_ipv4_mapped().is_none()
+    }
+
     /// The version as firmware numbers it.
     pub(crate) fn firmware_version(&self) -> u64 {
         match self.kind {
@@ -80,6 +85,18 @@ impl Interface {
             gids,
             mtu: ib_mtu::IB_MTU_1024.0,
         }
+    }
+
+    /// The interface of a device whose port has one address outside of the process, and that MTU: its only GID is of RoCE
+    /// v2.
+    pub(crate) fn outside(address: IpAddr, mtu: u8) -> Interface {
+        let mut interface = Interface::numbered(0, &[address]);
+        let is_its = |gid: &IpAddr| *gid == address;
+        interface.addresses.retain(is_its);
+        let of_gid = |entry: &GidEntry| IpAddr::from(entry.gid).to_canonical();
+        interface.gids.retain(|entry| entry.kind == ROCE_V2 && is_its(&of_gid(entry)));
+        interface.mtu = mtu;
+        interface
     }
 
     /// Makes it that of IP over InfiniBand (IPoIB) of the port with this GID. Its IP addresses and GIDs are independent

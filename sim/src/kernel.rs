@@ -51,6 +51,7 @@ use crate::faults::{Rates, Verb};
 use crate::history::{self, History};
 use crate::memory::{Lent, Pinned, User};
 use crate::seeds::Prints;
+use crate::udp::{Datagram, Transmitter, UdpCounters};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -340,6 +341,8 @@ pub(crate) struct Kernel {
     next_file: u64,
     pinned: Pinned,
     crowded: Crowded,
+    /// The socket to peers outside of the process.
+    pub(crate) transmitter: Option<Transmitter>,
 }
 
 impl Kernel {
@@ -359,6 +362,7 @@ impl Kernel {
             next_file: 1,
             pinned: Pinned::default(),
             crowded: Crowded::default(),
+            transmitter: None,
         }
     }
 
@@ -946,6 +950,7 @@ impl Kernel {
         let mut worked = false;
         loop {
             let progress = self.switch.run(now);
+            self.transmit();
             worked |= progress.worked;
             if progress.more {
                 continue;
@@ -955,6 +960,30 @@ impl Kernel {
             }
             worked = true;
         }
+    }
+
+    /// Sends the packets that leave the process.
+    fn transmit(&mut self) {
+        if let Some(transmitter) = &mut self.transmitter {
+            transmitter.send(&mut self.switch);
+        }
+    }
+
+    /// Handles a datagram that came from outside.
+    pub(crate) fn receive(&mut self, now: u64, datagram: &Datagram<'_>) {
+        if let Some(transmitter) = &mut self.transmitter {
+            transmitter.take_in(&mut self.switch, now, datagram);
+        }
+    }
+
+    /// Whether packets wait until the socket has room.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.transmitter.as_ref().is_some_and(Transmitter::is_blocked)
+    }
+
+    /// The counters of a fabric over UDP.
+    pub(crate) fn udp_counters(&self) -> Option<UdpCounters> {
+        Some(self.transmitter.as_ref()?.counters(&self.switch))
     }
 
     /// Passes on the events of the devices and the messages of the connection manager; returns whether there were any.

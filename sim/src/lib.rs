@@ -24,6 +24,7 @@ mod network;
 mod profile;
 mod seeds;
 mod strict;
+mod udp;
 mod world;
 
 pub use fabric::{Clock, Fabric, FabricBuilder, FabricError, MAX_DEVICES, Mode};
@@ -31,5 +32,6 @@ pub use faults::{CqeError, Device, Rates, Side, Syndrome, Verb};
 pub use profile::{Limits, Profile};
 pub use seeds::each_seed;
 pub use strict::Findings;
+pub use udp::{ROCE_PORT, UdpCounters};
 pub use uverbs_connectx::audit::POISON;
 pub use uverbs_connectx::network::{Network, PacketFault, PacketKind, Traffic};

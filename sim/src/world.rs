@@ -10,6 +10,7 @@ use crate::history::History;
 use crate::kernel::{Kernel, Object, guid};
 use crate::memory::Birthplace;
 use crate::strict::Findings;
+use crate::udp::{Receiver, Wire};
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -19,7 +20,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::Waker;
-use std::thread::Thread;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uverbs_host::{HostDevice, HostFile, HostInterface, HostSystem, poll_until};
 use uverbs_uapi::device::rdma_driver_id;
@@ -65,21 +66,78 @@ const POLLS_PER_YIELD: u8 = 8;
 /// The time of no timer.
 const NEVER: u64 = u64::MAX;
 
-pub(crate) struct World {
-    this: Weak<World>,
+/// The part of a world that its thread keeps, if that receives from a socket: so the world can be dropped meanwhile, and
+/// then waits for the thread.
+struct Core {
     /// The process that made it.
     birthplace: Birthplace,
     kernel: Mutex<Kernel>,
-    mode: Mode,
     started: Instant,
+    /// When the thread runs the world again, in nanoseconds since the start, or [`NEVER`]. Changed under the kernel's
+    /// lock.
+    armed: AtomicU64,
+    /// The socket to peers outside of the process.
+    wire: Option<Arc<Wire>>,
+    /// Whether the thread waits until the socket has room. Changed under the kernel's lock.
+    waits_for_room: AtomicBool,
+    /// Whether the world is gone.
+    is_over: AtomicBool,
+}
+
+impl Core {
+    /// The kernel; `ENODEV` in a child of `fork`. A thread that panicked while it had the lock left it as it was.
+    fn kernel(&self) -> Result<MutexGuard<'_, Kernel>> {
+        if !self.birthplace.is_here() {
+            return Err(Errno::NODEV);
+        }
+        Ok(self.kernel.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Nanoseconds of real time since the start.
+    fn elapsed(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// When a trapped world has to run again.
+    fn due(&self, kernel: &Kernel, now: u64) -> u64 {
+        let look_again = kernel.is_crowded().then(|| now + CROWDED);
+        kernel.deadline().into_iter().chain(look_again).min().unwrap_or(NEVER)
+    }
+
+    /// Handles datagrams that come from outside, and runs the world when it is due, until the world is over.
+    fn receive(&self, wire: Arc<Wire>) {
+        let mut receiver = Receiver::new(wire.clone());
+        while !self.is_over.load(Ordering::SeqCst) {
+            let more = receiver.receive();
+            let (due, blocked) = {
+                let Ok(mut kernel) = self.kernel() else { return };
+                let now = self.elapsed();
+                receiver.datagrams().for_each(|datagram| kernel.receive(now, &datagram));
+                kernel.run(self.elapsed());
+                let (due, blocked) = (self.due(&kernel, self.elapsed()), kernel.is_blocked());
+                self.armed.store(due, Ordering::Relaxed);
+                self.waits_for_room.store(blocked, Ordering::Relaxed);
+                (due, blocked)
+            };
+            if !more {
+                // Leaves the program time for calls between two runs, however late the timer is.
+                let left = due.saturating_sub(self.elapsed()).max(BREATH);
+                wire.wait(blocked, (due != NEVER).then(|| Duration::from_nanos(left)));
+            }
+        }
+    }
+}
+
+pub(crate) struct World {
+    this: Weak<World>,
+    core: Arc<Core>,
+    mode: Mode,
     /// Nanoseconds of virtual time since the start.
     virtual_now: AtomicU64,
     /// Whether a stepped world has nothing to do until the next call or a later time. Set under the kernel's lock.
     idle: AtomicBool,
-    timer: OnceLock<Thread>,
-    /// When the timer's thread runs the world again, in nanoseconds since the start, or [`NEVER`]. Changed under the
-    /// kernel's lock.
-    armed: AtomicU64,
+    /// The thread that runs timers, and receives from the socket if there is one.
+    timer: OnceLock<JoinHandle<()>>,
     /// The thread that used the fabric first.
     first_user: AtomicUsize,
     /// Whether another thread used it, too.
@@ -118,17 +176,26 @@ impl std::panic::UnwindSafe for World {}
 impl std::panic::RefUnwindSafe for World {}
 
 impl World {
-    pub(crate) fn new(kernel: Kernel, mode: Mode) -> Arc<World> {
-        let world = Arc::new_cyclic(|this| World {
-            this: this.clone(),
+    /// # Errors
+    ///
+    /// That of the thread which is to receive from the socket. Without another one, only timers are late.
+    pub(crate) fn new(kernel: Kernel, mode: Mode, wire: Option<Arc<Wire>>) -> Result<Arc<World>> {
+        let core = Arc::new(Core {
             birthplace: Birthplace::new(),
             kernel: Mutex::new(kernel),
-            mode,
             started: Instant::now(),
+            armed: AtomicU64::new(NEVER),
+            wire,
+            waits_for_room: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+        });
+        let world = Arc::new_cyclic(|this| World {
+            this: this.clone(),
+            core: core.clone(),
+            mode,
             virtual_now: AtomicU64::new(0),
             idle: AtomicBool::new(false),
             timer: OnceLock::new(),
-            armed: AtomicU64::new(NEVER),
             first_user: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
             drivers: Mutex::default(),
@@ -137,24 +204,23 @@ impl World {
             clock: Mutex::default(),
             has_clock: AtomicBool::new(false),
         });
-        if mode == Mode::Trapped {
-            world.start_timer();
+        match (mode, core.wire.clone()) {
+            (Mode::Trapped, None) => _ = world.start(World::timers(world.this.clone())),
+            (Mode::Trapped, Some(wire)) => world.start(move || core.receive(wire))?,
+            (Mode::Stepped { .. }, _) => {}
         }
-        world
+        Ok(world)
     }
 
     /// Whether this process made the world. A child of `fork` has copies of its locks, and the thread that held one
     /// at the fork is not there to release it.
     fn is_here(&self) -> bool {
-        self.birthplace.is_here()
+        self.core.birthplace.is_here()
     }
 
-    /// The kernel; `ENODEV` in a child of `fork`. A thread that panicked while it had the lock left it as it was.
+    /// The kernel; `ENODEV` in a child of `fork`.
     pub(crate) fn kernel(&self) -> Result<MutexGuard<'_, Kernel>> {
-        if !self.is_here() {
-            return Err(Errno::NODEV);
-        }
-        Ok(self.kernel.lock().unwrap_or_else(PoisonError::into_inner))
+        self.core.kernel()
     }
 
     /// Another handle of the world, for a file that keeps it.
@@ -165,7 +231,7 @@ impl World {
     /// Nanoseconds since the start.
     pub(crate) fn nanoseconds(&self) -> u64 {
         match self.mode {
-            Mode::Trapped => self.started.elapsed().as_nanos() as u64,
+            Mode::Trapped => self.core.elapsed(),
             Mode::Stepped { .. } => {
                 // The program may call long after the last step.
                 if self.has_clock.load(Ordering::Relaxed) {
@@ -317,29 +383,42 @@ impl World {
     /// was anything to do.
     fn run_trapped(&self, kernel: &mut Kernel, now: u64) -> bool {
         let worked = kernel.run(now);
-        let due = self.due(kernel);
-        if due < self.armed.load(Ordering::Relaxed) {
-            self.armed.store(due, Ordering::Relaxed);
-            self.timer.get().into_iter().for_each(Thread::unpark);
+        let due = self.core.due(kernel, self.nanoseconds());
+        // The thread has to wait for room at the socket, too.
+        let blocked =
+            kernel.is_blocked() && !self.core.waits_for_room.swap(true, Ordering::Relaxed);
+        if due < self.core.armed.load(Ordering::Relaxed) || blocked {
+            self.core.armed.store(due, Ordering::Relaxed);
+            self.wake_timer();
         }
         worked
     }
 
-    /// When a trapped world has to run again.
-    fn due(&self, kernel: &Kernel) -> u64 {
-        let look_again = kernel.is_crowded().then(|| self.nanoseconds() + CROWDED);
-        kernel.deadline().into_iter().chain(look_again).min().unwrap_or(NEVER)
+    fn wake_timer(&self) {
+        match &self.core.wire {
+            Some(wire) => wire.wake(),
+            None => self.timer.get().into_iter().for_each(|timer| timer.thread().unpark()),
+        }
     }
 
-    fn start_timer(&self) {
-        let this = self.this.clone();
-        let body = move || {
+    /// Starts the thread of the world.
+    fn start(&self, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let spawned = std::thread::Builder::new().name("uverbs-sim".into()).spawn(body);
+        let thread =
+            spawned.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        let _ = self.timer.set(thread);
+        Ok(())
+    }
+
+    /// Runs the world when it is due.
+    fn timers(this: Weak<World>) -> impl FnOnce() + Send {
+        move || {
             while let Some(world) = this.upgrade() {
                 let due = {
                     let Ok(mut kernel) = world.kernel() else { return };
                     kernel.run(world.nanoseconds());
-                    let due = world.due(&kernel);
-                    world.armed.store(due, Ordering::Relaxed);
+                    let due = world.core.due(&kernel, world.nanoseconds());
+                    world.core.armed.store(due, Ordering::Relaxed);
                     due
                 };
                 // Leaves the program time for calls between two runs, however late the timer is.
@@ -350,10 +429,6 @@ impl World {
                     _ => std::thread::park_timeout(Duration::from_nanos(left)),
                 }
             }
-        };
-        let spawned = std::thread::Builder::new().name("uverbs-sim".into()).spawn(body);
-        if let Ok(thread) = spawned {
-            let _ = self.timer.set(thread.thread().clone());
         }
     }
 
@@ -391,7 +466,7 @@ impl World {
         }
         self.note_user();
         if self.is_stepped() && !self.idle.load(Ordering::SeqCst) {
-            match self.kernel.try_lock() {
+            match self.core.kernel.try_lock() {
                 Ok(mut kernel) => drop(self.step_locked(&mut kernel)),
                 Err(TryLockError::Poisoned(kernel)) => {
                     self.step_locked(&mut kernel.into_inner());
@@ -417,7 +492,7 @@ impl World {
     }
 
     fn since_start(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.started).as_nanos() as u64
+        at.saturating_duration_since(self.core.started).as_nanos() as u64
     }
 
     /// Waits in a stepped world: runs it until a descriptor is ready or virtual time has reached the deadline.
@@ -428,7 +503,7 @@ impl World {
         let limit = deadline.map(|deadline| self.since_start(deadline));
         let mut idle_since = None;
         loop {
-            let ready = poll_until(fds, Some(self.started))?;
+            let ready = poll_until(fds, Some(self.core.started))?;
             let over = limit.is_some_and(|limit| self.nanoseconds() >= limit);
             if ready > 0 || over {
                 return Ok(ready);
@@ -487,8 +562,17 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.timer.get().into_iter().for_each(Thread::unpark);
+        let here = self.is_here();
+        self.core.is_over.store(true, Ordering::SeqCst);
+        if here {
+            self.wake_timer();
+        }
         self.print_history();
+        let Some(timer) = self.timer.take().filter(|_| self.core.wire.is_some() && here) else {
+            return;
+        };
+        // The thread has no handle of the world, so that another one drops it. The socket is closed when this returns.
+        let _ = timer.join();
     }
 }
 
@@ -576,16 +660,26 @@ impl HostSystem for World {
             let here = &driver.interface;
             (interface == 0 || here.index == interface) && here.addresses.contains(&peer)
         };
-        match self.kernel()?.drivers.iter().any(is_here) {
-            true => Ok(peer),
-            false => Err(Errno::NETUNREACH),
+        let kernel = self.kernel()?;
+        if kernel.drivers.iter().any(is_here) {
+            return Ok(peer);
         }
+        // The address of the socket is the only one that peers outside are reached from.
+        let own = self.core.wire.as_ref().map(|wire| wire.address().ip());
+        let own = own.filter(|own| own.is_ipv4() == peer.is_ipv4());
+        own.filter(|_| {
+            kernel
+                .drivers
+                .iter()
+                .any(|driver| interface == 0 || driver.interface.index == interface)
+        })
+        .ok_or(Errno::NETUNREACH)
     }
 
     fn now(&self) -> Instant {
         match self.mode {
             Mode::Trapped => Instant::now(),
-            Mode::Stepped { .. } => self.started + Duration::from_nanos(self.nanoseconds()),
+            Mode::Stepped { .. } => self.core.started + Duration::from_nanos(self.nanoseconds()),
         }
     }
 

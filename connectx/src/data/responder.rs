@@ -17,29 +17,43 @@ use crate::object::mkey::{Access, AccessRight};
 use crate::object::qp::{Qp, QpState, Service};
 use crate::object::table::KERNEL;
 use crate::options::PortType;
-use crate::path::Path;
+use crate::outside::Unwelcome;
+use crate::path::{Path, UNKNOWN_QPN};
 use crate::port::share_partition;
 use crate::recording::RqType;
 
 impl Device {
-    /// Whether a packet is for a queue pair.
+    /// Whether a packet is for a queue pair; notes why if it is not.
     pub(crate) fn admit_packet(&mut self, qpn: u32, from: &Path, packet: &Packet<'_>) -> bool {
-        let Some(qp) = self.objects.qps.find(qpn) else { return false };
+        self.not_admitted = self.check_packet(qpn, from, packet).err();
+        self.not_admitted.is_none()
+    }
+
+    fn check_packet(
+        &mut self,
+        qpn: u32,
+        from: &Path,
+        packet: &Packet<'_>,
+    ) -> Result<(), Unwelcome> {
+        let qp = self.objects.qps.find(qpn).ok_or(Unwelcome::NoQueuePair)?;
         // General services are there for all partitions of the port.
         let partition =
             qp.service == Service::Gsi || share_partition(self.pkey(qp), packet.bth.pkey.get());
-        if qp.state == QpState::Error || qp.service == Service::Umr || !partition {
-            return false;
+        if qp.state == QpState::Error || qp.service == Service::Umr {
+            return Err(Unwelcome::State);
+        }
+        if !partition {
+            return Err(Unwelcome::Partition);
         }
         if let Some(deth) = packet.deth {
             if deth.qkey.get() != qp.context.get32(qpc::q_key) {
                 self.port.count_qkey_violation();
-                return false;
+                return Err(Unwelcome::Qkey);
             }
         } else if !self.is_from_peer(qp, from) {
-            return false;
+            return Err(Unwelcome::Source);
         }
-        true
+        Ok(())
     }
 
     /// Whether a packet comes from the other end of the connection: the same QPN exists on every port.
@@ -49,7 +63,9 @@ impl Device {
             PortType::InfiniBand => path.get(ads::rlid) == u64::from(from.source.lid),
             PortType::Ethernet => path.span(ads::rgid_rip).first_chunk() == Some(&from.source.gid),
         };
-        address && qp.context.get32(qpc::remote_qpn) == from.source_qpn
+        let qpn = matches!(from.source_qpn, UNKNOWN_QPN)
+            || qp.context.get32(qpc::remote_qpn) == from.source_qpn;
+        address && qpn
     }
 
     /// The access of the peer of a queue pair to memory. An XRC request accesses memory of the SRQ's PD.

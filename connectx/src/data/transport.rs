@@ -173,10 +173,26 @@ impl Device {
         in_place: Option<Payload<'_>>,
     ) -> bool {
         let Some(qpn) = self.local_qpn(qpn) else { return true };
+        match self.handle_packet(qpn, path, packet, in_place) {
+            Err(Dropped::Unit) => return false,
+            Err(why) => log::debug!("a packet for QP {qpn:#x} is dropped: {why}"),
+            Ok(()) => {}
+        }
+        true
+    }
+
+    /// As [`receive_packet`](Self::receive_packet), for a queue pair by its own number.
+    pub(crate) fn handle_packet(
+        &mut self,
+        qpn: u32,
+        path: &Path,
+        packet: &Packet<'_>,
+        in_place: Option<Payload<'_>>,
+    ) -> Result<(), Dropped> {
         let now = self.now;
         if self.bus.is_slow() {
             if packet.packets > 1 {
-                return false;
+                return Err(Dropped::Unit);
             }
             self.bus.begin(qpn, packet.opcode.operation.position().begins());
         }
@@ -184,12 +200,7 @@ impl Device {
         let taken = self.transport_with(in_place, Turn::Request, |endpoint, host| {
             endpoint.packet_for(now, host, qpn, path, packet)
         });
-        match taken {
-            Some(Err(Dropped::Unit)) => return false,
-            Some(Err(why)) => log::debug!("a packet for QP {qpn:#x} is dropped: {why}"),
-            Some(Ok(())) | None => {}
-        }
-        true
+        taken.unwrap_or(Ok(()))
     }
 
     /// Lets a queue pair send, which has `before` others in front that may; returns whether it did anything.

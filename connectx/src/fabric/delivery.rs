@@ -6,6 +6,7 @@ use uverbs_roce::opcodes::Kind;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 use super::Fabric;
+use super::outside::OUTSIDE;
 use crate::capture::Macs;
 use crate::data::dma::Payload;
 use crate::device::Device;
@@ -20,7 +21,7 @@ static PLACEHOLDER: [u8; 4096 * MAX_UNIT as usize] = [0; 4096 * MAX_UNIT as usiz
 
 impl Fabric {
     /// Adds a packet to the capture, if there is one.
-    fn capture_packet(&mut self, from: usize, to: Option<usize>, flight: &Flight) {
+    pub(super) fn capture_packet(&mut self, from: usize, to: Option<usize>, flight: &Flight) {
         if self.capture.is_some() {
             self.add_to_capture(from, to, flight);
         }
@@ -70,12 +71,26 @@ impl Fabric {
                                 self.deliver_apart(from, &flight);
                             }
                         }
+                    } else if self.leads_outside(from) {
+                        if flight.packets == 1 {
+                            self.leave(from, flight);
+                            return ends;
+                        }
+                        self.deliver_apart(from, &flight);
                     }
                 }
             }
         }
         self.functions[from].device_mut().link.recycle(flight);
         ends
+    }
+
+    /// Sends a packet out of the process, over the ways if there are any: then some are lost.
+    pub(super) fn leave(&mut self, from: usize, flight: Box<Flight>) {
+        match self.ways.is_some() {
+            true => self.send_away(from, OUTSIDE, &mut Departure::default(), flight),
+            false => self.send_outside(from, flight),
+        }
     }
 
     /// Delivers the packets of a unit one by one.
@@ -116,6 +131,11 @@ impl Fabric {
             });
             let Some(UnderWay { from, to, flight, .. }) = arrived else { break };
             worked = true;
+            if to == OUTSIDE {
+                self.send_outside(from, flight);
+                self.charge();
+                continue;
+            }
             let parsed = Packet::parse(&flight.packet);
             if let (true, Ok(mut packet)) = (self.can_reach(from, to), parsed) {
                 if let Destination::Group(group) = flight.path.destination {

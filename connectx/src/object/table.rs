@@ -14,6 +14,8 @@ pub struct ObjectTable<T> {
     numbers: RangeInclusive<u32>,
     next: u32,
     rows: BTreeMap<u32, Row<T>>,
+    /// The source of numbers that nobody guesses, and the most objects; `None` if numbers follow each other.
+    random: Option<(fn() -> u64, usize)>,
     /// How often an object may have changed.
     changes: u64,
 }
@@ -32,7 +34,24 @@ pub const SHARED: u32 = 0xffff;
 impl<T> ObjectTable<T> {
     /// An empty table that gives its objects these numbers.
     pub fn new(kind: &'static str, numbers: RangeInclusive<u32>) -> Self {
-        Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new(), changes: 0 }
+        Self {
+            kind,
+            next: *numbers.start(),
+            numbers,
+            rows: BTreeMap::new(),
+            random: None,
+            changes: 0,
+        }
+    }
+
+    /// An empty table of at most `most` objects, whose numbers are drawn from a source of random numbers.
+    pub fn drawn(
+        kind: &'static str,
+        numbers: RangeInclusive<u32>,
+        most: usize,
+        random: fn() -> u64,
+    ) -> Self {
+        Self { random: Some((random, most)), ..Self::new(kind, numbers) }
     }
 
     /// Checks that one more object fits, for commands that would otherwise have to undo something.
@@ -46,7 +65,15 @@ impl<T> ObjectTable<T> {
     /// The number of the next object. Numbers are reused as late as possible, so that a stale
     /// number does not soon name another object.
     fn free_number(&self) -> Result<u32, CommandError> {
-        let candidates = (self.next..=*self.numbers.end()).chain(*self.numbers.start()..self.next);
+        let (first, last) = (*self.numbers.start(), *self.numbers.end());
+        let begin = match self.random {
+            None => self.next,
+            Some((_, most)) if self.rows.len() >= most => {
+                return refuse!(NoResources, "all {most} {}s are in use", self.kind);
+            }
+            Some((random, _)) => first + (random() % u64::from(last - first + 1)) as u32,
+        };
+        let candidates = (begin..=last).chain(first..begin);
         for number in candidates {
             if !self.rows.contains_key(&number) {
                 return Ok(number);
@@ -304,6 +331,19 @@ mod tests {
         assert_eq!(table.insert(()).unwrap(), 3);
         assert_eq!(table.insert(()).unwrap(), 1);
         assert_eq!(table.insert(()).unwrap_err().status, CommandStatus::NoResources);
+    }
+
+    #[test]
+    fn numbers_that_are_drawn_are_free_ones_up_to_the_limit() {
+        fn random() -> u64 {
+            7
+        }
+        let mut table = ObjectTable::drawn("qp", 0x10..=0x19, 4, random);
+        let numbers: Vec<u32> = (0..4).map(|_| table.insert(()).unwrap()).collect();
+        assert_eq!(numbers, [0x17, 0x18, 0x19, 0x10]);
+        assert_eq!(table.insert(()).unwrap_err().status, CommandStatus::NoResources);
+        table.remove(0x18).unwrap();
+        assert_eq!(table.insert(()).unwrap(), 0x18);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The responses that a requester gets: ACKs, NAKs and data, and what it repeats because of them or of a timeout.
 
 use super::FOREVER;
+use super::congestion::Congestion;
 use crate::headers::{AtomicAckEth, Packet, Syndrome};
 use crate::host::{Counter, Host};
 use crate::mistake::Mistake;
@@ -134,16 +135,17 @@ impl<P: Clone> QueuePair<P> {
         }
         self.settle(host);
         if self.requester.oldest != before {
-            self.progress(now);
+            self.progress(now, self.requester.oldest.since(before));
         }
         self.check_drained(host);
         whole
     }
 
-    /// Retries count anew after progress, and the timer starts again: `reset_retry_counters`.
-    fn progress(&mut self, now: Nanoseconds) {
+    /// Retries count anew after the progress of so many PSNs, and the timer starts again: `reset_retry_counters`.
+    fn progress(&mut self, now: Nanoseconds, psns: u32) {
         let timeout = ack_timeout(self.attributes.timeout);
         let requester = &mut self.requester;
+        requester.congestion.iter_mut().for_each(|congestion| congestion.grow(psns));
         if !Mistake::RetriesNotReset.is_planted() {
             requester.retries = 0;
         }
@@ -229,6 +231,7 @@ impl<P: Clone> QueuePair<P> {
         }
         requester.retries += 1;
         requester.repeating = true;
+        requester.congestion.iter_mut().for_each(Congestion::halve);
         requester.timer =
             ack_timeout(self.attributes.timeout).map(|timeout| now.saturating_add(timeout));
         if Mistake::TimeoutNotRestarted.is_planted() {
@@ -252,6 +255,7 @@ impl<P: Clone> QueuePair<P> {
         if requester.oldest != requester.limit {
             host.count(self.number, Counter::Timeouts);
             self.repeat(now, host);
+            self.requester.congestion.iter_mut().for_each(Congestion::start_over);
         }
     }
 
@@ -274,13 +278,17 @@ impl<P: Clone> QueuePair<P> {
         let (request, at) = (&head.request, psn.since(head.first));
         let ends = at + 1 == head.psns;
         let offset = at * mtu.bytes();
+        let is_read = matches!(request.work, Work::Read { .. });
         let expected = match request.work {
             Work::Read { .. } => mtu.payload(request.length, at),
             Work::Flush { .. } | Work::AtomicWrite { .. } => 0,
             _ => return self.fail_oldest_with_bad_response(host),
         };
         let position = packet.opcode.operation.position();
-        if packet.payload.len() != expected as usize || position.ends() != ends {
+        // A read that was asked for in parts has ends in between, and after a repetition at other places.
+        let in_parts = self.requester.congestion.is_some() && is_read && !ends;
+        let ends_well = position.ends() == ends || in_parts;
+        if packet.payload.len() != expected as usize || !ends_well {
             return self.fail_oldest_with_bad_response(host);
         }
         if expected > 0 {
@@ -288,7 +296,6 @@ impl<P: Clone> QueuePair<P> {
                 return self.fail_oldest(host, status);
             }
         }
-        let is_read = matches!(request.work, Work::Read { .. });
         self.answer(now, host, psn, ends, is_read);
     }
 
@@ -325,8 +332,8 @@ impl<P: Clone> QueuePair<P> {
         read: bool,
     ) {
         let requester = &mut self.requester;
+        let taken = psn.plus(1).since(requester.oldest);
         if read {
-            let taken = psn.plus(1).since(requester.oldest);
             requester.responses = requester.responses.saturating_sub(taken);
         }
         requester.oldest = psn.plus(1);
@@ -334,7 +341,7 @@ impl<P: Clone> QueuePair<P> {
             self.complete_oldest(host);
         }
         self.settle(host);
-        self.progress(now);
+        self.progress(now, taken);
         self.check_drained(host);
     }
 }

@@ -129,6 +129,17 @@ impl Network {
         attributes: [Attributes<u8>; 2],
         depth: usize,
     ) -> Network {
+        Network::with(seed, transport, attributes, depth, false)
+    }
+
+    /// As [`new`](Network::new), perhaps with a congestion window.
+    pub(super) fn with(
+        seed: u64,
+        transport: Transport,
+        attributes: [Attributes<u8>; 2],
+        depth: usize,
+        congestion: bool,
+    ) -> Network {
         let mut network = Network {
             now: 0,
             random: Random(seed),
@@ -148,6 +159,9 @@ impl Network {
             happenings: BTreeSet::new(),
             number: 0,
         };
+        if congestion {
+            network.endpoints.iter_mut().for_each(Endpoint::limit_congestion);
+        }
         for (side, attributes) in attributes.into_iter().enumerate() {
             network.devices[side].srq = (transport == Transport::Xrc).then_some(9);
             network.endpoints[side].create(QPNS[side], transport, depth, attributes);

@@ -113,7 +113,7 @@ impl Run {
             min_rnr_timer: 1 + random.below(3) as u8,
             ..attributes(side)
         });
-        let mut network = Network::new(seed, transport, attributes.clone(), depth);
+        let mut network = Network::with(seed, transport, attributes.clone(), depth, seed % 3 == 0);
         network.faults = Faults::MANY;
         network.budget =
             if random.happens(500) { 1 + random.below(8) as usize } else { usize::MAX };

@@ -10,6 +10,9 @@ use uverbs_uapi::mlx5::abi::mlx5_ib_create_ah_resp;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_AH};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_AH;
 
+/// A MAC for peers outside of the process, locally administered.
+const OUTSIDE_MAC: [u8; 6] = [0x02, 0x75, 0x76, 0xff, 0xff, 0xff];
+
 pub(super) const METHODS: &[Method] = &[destroying(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY)];
 
 pub(super) const WRITES: &[Write] = &[Write { command: IB_USER_VERBS_CMD_CREATE_AH, run: create }];
@@ -63,6 +66,9 @@ impl Kernel {
     /// The MAC of the interface that has an address, as ARP finds it; that of a group for a group.
     pub(crate) fn resolve(&self, gid: [u8; 16]) -> Option<[u8; 6]> {
         let has = |driver: &&Driver| driver.interface.gids.iter().any(|entry| entry.gid == gid);
-        group_mac(gid).or_else(|| Some(self.drivers.iter().find(has)?.interface.mac))
+        let known = self.drivers.iter().find(has).map(|driver| driver.interface.mac);
+        // The socket needs no MAC of a peer outside, and nobody can say whether one is there.
+        let outside = || self.drivers.iter().any(Driver::is_exposed).then_some(OUTSIDE_MAC);
+        group_mac(gid).or(known).or_else(outside)
     }
 }

@@ -22,6 +22,7 @@ const CONNECTX: &[Layer] = &[
             "link",
             "network",
             "options",
+            "outside",
             "path",
             "recording",
             "ways",

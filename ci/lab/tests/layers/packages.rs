@@ -12,7 +12,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("uverbs-host", &[]),
     ("uverbs-roce", &["uverbs-uapi"]),
     ("uverbs-connectx", &["uverbs-roce", "uverbs-uapi"]),
-    ("uverbs-sim", &["uverbs-connectx", "uverbs-host", "uverbs-uapi"]),
+    ("uverbs-sim", &["uverbs-connectx", "uverbs-host", "uverbs-roce", "uverbs-uapi"]),
     ("uverbs", &["uverbs-host", "uverbs-sim", "uverbs-uapi"]),
     ("uverbs-cli", &["uverbs"]),
     ("compile-tests", &["uverbs"]),

@@ -1,0 +1,205 @@
+//! Packets to and from the network outside of the process.
+//!
+//! A packet for an address that no function has leaves by the port that leads there. What comes from there is checked
+//! here and by the transport before it changes anything: nobody vouches for its sender.
+
+use std::net::IpAddr;
+
+use uverbs_roce::headers::{Bth, Deth, Packet, PacketBuffer};
+use uverbs_roce::opcodes::{Opcode, Operation, Transport};
+use uverbs_roce::{Dropped, Psn};
+
+use super::Fabric;
+use crate::link::Flight;
+use crate::options::PortType;
+use crate::outside::{
+    GSI_QKEY, GSI_QPN, MAD, MOST_MADS, MOST_OUTGOING, Mad, OUTGOING_BATCH, Outgoing, Outside,
+    Unwelcome, address, gid, is_private,
+};
+use crate::path::{Destination, L3, Path, Route, Source, UNKNOWN_QPN};
+use crate::port::share_partition;
+
+/// The place of the outside among functions, as the receiver of a way.
+pub(super) const OUTSIDE: usize = usize::MAX;
+/// P_Key of management datagrams: a full member of the default partition, which all ports of RoCE are.
+const DEFAULT_PKEY: u16 = 0xffff;
+/// The hop limit that a receiver is told, which a socket does not show.
+const HOP_LIMIT: u8 = 64;
+
+impl Fabric {
+    /// Has the port of a function lead outside of the process: its packets for addresses that no function has wait for
+    /// [`Fabric::take_outgoing`]. Management datagrams begin with this PSN.
+    pub fn lead_outside(&mut self, function: usize, psn: u32) {
+        self.outside = Some(Outside { function, psn, ..Outside::default() });
+    }
+
+    /// Whether packets of a function leave the process.
+    pub(super) fn leads_outside(&self, from: usize) -> bool {
+        let device = self.functions[from].device();
+        self.outside.as_ref().is_some_and(|outside| outside.function == from)
+            && device.port.active()
+            && device.options.port_type == PortType::Ethernet
+    }
+
+    /// Sends a packet out of the process. One that no peer outside understands stays here: with an opcode that is
+    /// private, or to an address of another family.
+    pub(super) fn send_outside(&mut self, from: usize, mut flight: Box<Flight>) {
+        let to = match flight.path.destination {
+            Destination::Gid(to) => address(to),
+            Destination::Lid(_) | Destination::Group(_) => return,
+        };
+        let own = address(flight.path.source.gid);
+        if is_private(&flight.packet) || own.is_ipv4() != to.is_ipv4() {
+            return self.functions[from].device_mut().link.recycle(flight);
+        }
+        flight.copy_payload(&self.functions[from].device().memory);
+        self.capture_packet(from, Some(from), &flight);
+        let Some(outside) = &mut self.outside else { return };
+        if outside.outgoing.len() >= MOST_OUTGOING {
+            outside.crowded += 1;
+            return self.functions[from].device_mut().link.recycle(flight);
+        }
+        outside.outgoing.push_back(Outgoing { to, flight });
+        if outside.outgoing.len() % OUTGOING_BATCH == 0 {
+            self.budget = 0;
+        }
+    }
+
+    /// Takes the next packet that leaves the process.
+    pub fn take_outgoing(&mut self) -> Option<Outgoing> {
+        self.outside.as_mut()?.outgoing.pop_front()
+    }
+
+    /// Takes back the memory of a packet that has left.
+    pub fn recycle_outgoing(&mut self, outgoing: Outgoing) {
+        if let Some(outside) = &self.outside {
+            self.functions[outside.function].device_mut().link.recycle(outgoing.flight);
+        }
+    }
+
+    /// The packets that did not leave because too many waited.
+    pub fn crowded_out(&self) -> u64 {
+        self.outside.as_ref().map_or(0, |outside| outside.crowded)
+    }
+
+    /// Handles a packet, from BTH to padding, that came from outside: from an address and a UDP port. Its ICRC was right.
+    ///
+    /// # Errors
+    ///
+    /// The packet was dropped, and has changed nothing.
+    pub fn receive_from_outside(
+        &mut self,
+        now: u64,
+        from: IpAddr,
+        source_port: u16,
+        bytes: &[u8],
+    ) -> Result<(), Unwelcome> {
+        self.set_time(now);
+        let outside = self.outside.as_ref().ok_or(Unwelcome::NoLink)?;
+        let number = outside.function;
+        let packet = Packet::parse(bytes).map_err(|_| Unwelcome::Malformed)?;
+        if is_private(bytes) {
+            return Err(Unwelcome::Private);
+        }
+        let device = self.functions[number].device();
+        if !self.leads_outside(number) || !device.bus_master {
+            return Err(Unwelcome::NoLink);
+        }
+        let own = (0..crate::port::GIDS).find_map(|at| {
+            let own = device.port.roce_address(at)?;
+            (address(own.gid).is_ipv4() == from.is_ipv4()).then_some(own.gid)
+        });
+        let own = own.ok_or(Unwelcome::Source)?;
+        let l3 = if from.is_ipv4() { L3::V4 } else { L3::V6 };
+        let path = Path {
+            destination: Destination::Gid(own),
+            source_index: 0,
+            source_qpn: packet.deth.map_or(UNKNOWN_QPN, Deth::source),
+            sl: 0,
+            source_port,
+            priority: 0,
+            route: Some(Route { gid: own, tclass: 0, hop_limit: HOP_LIMIT, flow_label: 0 }),
+            source: Source { gid: gid(from), lid: 0, vlan: None, l3 },
+        };
+        match packet.bth.destination() {
+            0 => return Err(Unwelcome::NoQueuePair),
+            GSI_QPN => return self.take_in_mad(from, &packet),
+            _ => {}
+        }
+        let qpn = packet.bth.destination();
+        let flight = self.functions[number].device_mut().link.flight(qpn, path, bytes);
+        self.capture_packet(number, Some(number), &flight);
+        let device = self.functions[number].device_mut();
+        let handled = device.handle_packet(qpn, &path, &packet, None);
+        if handled.is_ok() {
+            device.rdma_received.add_packets(&flight);
+        }
+        device.link.recycle(flight);
+        handled.map_err(|why| match why {
+            Dropped::NoQueuePair(_) => Unwelcome::NoQueuePair,
+            Dropped::Transport(_) => Unwelcome::Transport,
+            Dropped::State(_) => Unwelcome::State,
+            Dropped::NotAdmitted => device.not_admitted.unwrap_or(Unwelcome::State),
+            _ => Unwelcome::Malformed,
+        })
+    }
+
+    /// Keeps a management datagram for [`Fabric::take_mad`].
+    fn take_in_mad(&mut self, from: IpAddr, packet: &Packet<'_>) -> Result<(), Unwelcome> {
+        let outside = self.outside.as_mut().ok_or(Unwelcome::NoMad)?;
+        let is_send = packet.opcode.operation == Operation::SendOnly;
+        let (Some(deth), true) = (packet.deth, is_send) else { return Err(Unwelcome::NoMad) };
+        let bytes: [u8; MAD] = packet.payload.try_into().map_err(|_| Unwelcome::NoMad)?;
+        let pkey = packet.bth.pkey.get();
+        if !share_partition(DEFAULT_PKEY, pkey) {
+            return Err(Unwelcome::Partition);
+        }
+        if deth.qkey.get() != GSI_QKEY {
+            return Err(Unwelcome::Qkey);
+        }
+        if outside.mads.len() >= MOST_MADS {
+            return Err(Unwelcome::TooManyMads);
+        }
+        outside.mads.push_back(Mad { from, source_qpn: deth.source(), pkey, bytes });
+        Ok(())
+    }
+
+    /// Takes the oldest management datagram that came from outside.
+    pub fn take_mad(&mut self) -> Option<Mad> {
+        self.outside.as_mut()?.mads.pop_front()
+    }
+
+    /// Whether [`Fabric::take_mad`] has one.
+    pub fn has_mad(&self) -> bool {
+        self.outside.as_ref().is_some_and(|outside| !outside.mads.is_empty())
+    }
+
+    /// Sends a management datagram to the general services (QP1) at an address outside. It may be lost, as any datagram.
+    pub fn send_mad(&mut self, to: IpAddr, bytes: &[u8; MAD]) {
+        let Some(outside) = &mut self.outside else { return };
+        let (number, psn) = (outside.function, outside.psn);
+        outside.psn = psn.wrapping_add(1);
+        if !self.leads_outside(number) {
+            return;
+        }
+        let opcode = Opcode { transport: Transport::Ud, operation: Operation::SendOnly };
+        let mut buffer = PacketBuffer::default();
+        buffer.begin(&Bth::new(opcode, DEFAULT_PKEY, GSI_QPN, Psn::new(psn)));
+        buffer.header(&Deth::new(GSI_QKEY, GSI_QPN));
+        buffer.payload(MAD).copy_from_slice(bytes);
+        let device = self.functions[number].device_mut();
+        let mut path = Path {
+            destination: Destination::Gid(gid(to)),
+            source_index: 0,
+            source_qpn: GSI_QPN,
+            sl: 0,
+            source_port: 0,
+            priority: 0,
+            route: None,
+            source: Source::default(),
+        };
+        path.source = device.source(&path);
+        let flight = device.link.flight(GSI_QPN, path, buffer.finish());
+        self.leave(number, flight);
+    }
+}

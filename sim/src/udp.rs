@@ -1,0 +1,498 @@
+//! The network outside of the process: RoCE v2 over a UDP socket.
+//!
+//! Pairs with `rxe_net.c`. The device has one GID, the IP address of the socket; a GID of a peer is its IP address, and
+//! every peer has the same UDP port.
+//!
+//! ```text
+//! thread that rings ─▶ Kernel::run ─▶ switch ─▶ Transmitter ─▶ sendmmsg ─▶ ─┐
+//!                                                                          socket
+//! thread uverbs-sim ◀─ poll: socket, alarm, timer; Receiver ◀─ recvmmsg ◀─ ─┘
+//!        └─▶ ends, length, ICRC ─▶ Kernel::receive ─▶ switch: headers, queue pair, P_Key, source
+//! ```
+//!
+//! The socket is not connected and sets *don't fragment*: then Linux sends IPv4 with identification 0, which the ICRC
+//! covers.
+
+use crate::fabric::FabricError;
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
+    set_ipv6_v6only, set_socket_recv_buffer_size, set_socket_recv_buffer_size_force,
+    set_socket_send_buffer_size,
+};
+use rustix::net::{
+    AddressFamily, MMsgHdr, SendAncillaryBuffer, SendFlags, SocketAddrAny, SocketFlags, SocketType,
+    bind, sendmmsg, socket_with,
+};
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use uverbs_connectx::fabric::Fabric as Switch;
+use uverbs_connectx::outside::{OUTGOING_BATCH, Outgoing, Unwelcome};
+use uverbs_roce::datagram::{Ends, MAX_DATAGRAM, open, seal};
+use uverbs_roce::frame::NoPacket;
+use uverbs_uapi::port::ib_mtu;
+
+/// The UDP port of RoCE v2.
+pub const ROCE_PORT: u16 = 4791;
+
+/// Bytes that the socket's buffers are asked to have. Without `CAP_NET_ADMIN` the receive buffer has at most
+/// `net.core.rmem_max`.
+const BUFFER: usize = 8 << 20;
+/// Datagrams that are received at once.
+const BATCH: usize = 32;
+/// Bytes of the longest headers in front of a payload: `RXE_MAX_HDR_LENGTH`.
+const HEADERS: u32 = 80;
+
+/// Counters of a fabric over UDP, since it was made.
+///
+/// A datagram that is dropped has changed nothing: it is in one of the counters from `length` on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UdpCounters {
+    /// Datagrams that were sent.
+    pub sent: u64,
+    /// Packets that were not: the system refused them, or more waited than there is room for.
+    pub unsent: u64,
+    /// Datagrams that queue pairs took, or the connection manager.
+    pub received: u64,
+    /// Shorter or longer than any packet.
+    pub length: u64,
+    /// From an address that no peer has: this device's, one of a group, or port 0.
+    pub address: u64,
+    /// With a wrong ICRC.
+    pub icrc: u64,
+    /// With headers that are none, or an opcode that is not for the wire.
+    pub malformed: u64,
+    /// For a queue pair that is not there.
+    pub queue_pair: u64,
+    /// For a queue pair of another transport, or whose state takes no such packet.
+    pub state: u64,
+    /// From another address than that of the queue pair's peer.
+    pub source: u64,
+    /// With a P_Key of another partition.
+    pub partition: u64,
+    /// With a wrong Q_Key.
+    pub qkey: u64,
+    /// For general services (QP1) and no management datagram, or one too many.
+    pub management: u64,
+    /// While the port had no link.
+    pub link: u64,
+}
+
+impl UdpCounters {
+    /// All datagrams that were dropped.
+    pub fn dropped(&self) -> u64 {
+        let UdpCounters { length, address, icrc, malformed, queue_pair, .. } = self;
+        let UdpCounters { state, source, partition, qkey, management, link, .. } = self;
+        length
+            + address
+            + icrc
+            + malformed
+            + queue_pair
+            + state
+            + source
+            + partition
+            + qkey
+            + management
+            + link
+    }
+
+    fn add(&mut self, taken: Result<(), Unwelcome>) {
+        let counter = match taken {
+            Ok(()) => &mut self.received,
+            Err(Unwelcome::Malformed | Unwelcome::Private) => &mut self.malformed,
+            Err(Unwelcome::NoQueuePair) => &mut self.queue_pair,
+            Err(Unwelcome::Transport | Unwelcome::State) => &mut self.state,
+            Err(Unwelcome::Source) => &mut self.source,
+            Err(Unwelcome::Partition) => &mut self.partition,
+            Err(Unwelcome::Qkey) => &mut self.qkey,
+            Err(Unwelcome::NoMad | Unwelcome::TooManyMads) => &mut self.management,
+            Err(_) => &mut self.link,
+        };
+        *counter += 1;
+    }
+}
+
+/// The socket, and an alarm for the thread that waits for it.
+pub(crate) struct Wire {
+    socket: OwnedFd,
+    at: SocketAddr,
+    alarm: OwnedFd,
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wire").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+impl Wire {
+    /// Binds a socket.
+    ///
+    /// # Errors
+    ///
+    /// The address is none of one port, or the system refuses.
+    pub(crate) fn bind(at: SocketAddr) -> Result<Wire, FabricError> {
+        let refused = |errno| FabricError::UdpSocket(at, errno);
+        if !is_of_one_port(at.ip()) || at.port() == 0 {
+            return Err(FabricError::UdpAddress(at));
+        }
+        let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::DGRAM, flags, None).map_err(refused)?;
+        match at {
+            SocketAddr::V4(_) => set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO),
+            SocketAddr::V6(_) => set_ipv6_v6only(&socket, true)
+                .and_then(|()| set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)),
+        }
+        .map_err(refused)?;
+        // Both are wishes.
+        if set_socket_recv_buffer_size_force(&socket, BUFFER).is_err() {
+            let _ = set_socket_recv_buffer_size(&socket, BUFFER);
+        }
+        let _ = set_socket_send_buffer_size(&socket, BUFFER);
+        bind(&socket, &at).map_err(refused)?;
+        let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(refused)?;
+        Ok(Wire { socket, at, alarm })
+    }
+
+    /// The address of the socket.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Wakes the thread that waits.
+    pub(crate) fn wake(&self) {
+        // A counter that is full wakes it, too.
+        let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
+    }
+
+    /// Waits for a datagram, for the alarm, for room to send if that is `blocked`, or for the end of a while.
+    pub(crate) fn wait(&self, blocked: bool, timeout: Option<Duration>) {
+        let wanted = if blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds = [PollFd::new(&self.socket, wanted), PollFd::new(&self.alarm, PollFlags::IN)];
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs() as _,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        // An interruption ends the wait; the caller waits again.
+        let _ = poll(&mut fds, timeout.as_ref());
+        if fds[1].revents().contains(PollFlags::IN) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.alarm, &mut count);
+        }
+    }
+}
+
+/// Whether an address is that of one port: not of a group or of all ports, and not of one link, which has no GID that
+/// tells the link.
+fn is_of_one_port(address: IpAddr) -> bool {
+    let other = match address {
+        IpAddr::V4(address) => address.is_broadcast(),
+        IpAddr::V6(address) => {
+            address.segments()[0] & 0xffc0 == 0xfe80 || address.to_ipv4_mapped().is_some()
+        }
+    };
+    !(other || address.is_unspecified() || address.is_multicast())
+}
+
+/// The MTU of a port (`enum ib_mtu`) whose interface has the address: the largest whose packets need no fragments.
+///
+/// # Errors
+///
+/// The MTU of the interface is too small for any.
+pub(crate) fn port_mtu(at: SocketAddr) -> Result<u8, FabricError> {
+    // An interface that cannot be found, because there is no sysfs, is one of Ethernet.
+    const ETHERNET: u32 = 1500;
+    let mtu = interface_mtu(at.ip()).unwrap_or(ETHERNET);
+    let codes = [
+        (4096, ib_mtu::IB_MTU_4096),
+        (2048, ib_mtu::IB_MTU_2048),
+        (1024, ib_mtu::IB_MTU_1024),
+        (512, ib_mtu::IB_MTU_512),
+        (256, ib_mtu::IB_MTU_256),
+    ];
+    let fits = codes.into_iter().find(|(payload, _)| payload + HEADERS <= mtu);
+    fits.map(|(_, code)| code.0).ok_or(FabricError::UdpMtu(at, mtu))
+}
+
+/// The MTU of the interface that has an address.
+fn interface_mtu(address: IpAddr) -> Option<u32> {
+    use nix::net::if_::InterfaceFlags;
+    let interfaces = nix::ifaddrs::getifaddrs().ok()?;
+    let has_it = |interface: &nix::ifaddrs::InterfaceAddress| {
+        // All of 127.0.0.0/8 is that of one interface.
+        let loopback =
+            address.is_loopback() && interface.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        loopback
+            || interface
+                .address
+                .as_ref()
+                .and_then(socket_address)
+                .is_some_and(|at| at.ip() == address)
+    };
+    let name = interfaces.into_iter().find(has_it)?.interface_name;
+    let mtu = std::fs::read_to_string(format!("/sys/class/net/{name}/mtu")).ok()?;
+    mtu.trim().parse().ok()
+}
+
+fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(v4), _) => Some(SocketAddr::new(v4.ip().into(), v4.port())),
+        (_, Some(v6)) => Some(SocketAddr::new(v6.ip().into(), v6.port())),
+        _ => None,
+    }
+}
+
+/// The sending side of a socket, which the kernel's lock protects.
+#[derive(Debug)]
+pub(crate) struct Transmitter {
+    wire: Arc<Wire>,
+    /// Packets with their ICRCs, which the socket had no room for.
+    waiting: VecDeque<(Outgoing, [u8; 4])>,
+    counters: UdpCounters,
+}
+
+impl Transmitter {
+    pub(crate) fn new(wire: Arc<Wire>) -> Transmitter {
+        Transmitter { wire, waiting: VecDeque::new(), counters: UdpCounters::default() }
+    }
+
+    /// The counters of both directions.
+    pub(crate) fn counters(&self, switch: &Switch) -> UdpCounters {
+        let mut counters = self.counters;
+        counters.unsent += switch.crowded_out();
+        counters
+    }
+
+    /// Whether packets wait for room.
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Sends the packets that have left the switch, as many as there is room for.
+    pub(crate) fn send(&mut self, switch: &mut Switch) {
+        loop {
+            while self.waiting.len() < OUTGOING_BATCH {
+                let Some(outgoing) = switch.take_outgoing() else { break };
+                let source = self.wire.at;
+                let destination = SocketAddr::new(outgoing.to, source.port());
+                match seal(&Ends { source, destination }, outgoing.packet()) {
+                    Some(sum) if is_of_one_port(outgoing.to) => {
+                        self.waiting.push_back((outgoing, sum));
+                    }
+                    _ => {
+                        self.counters.unsent += 1;
+                        switch.recycle_outgoing(outgoing);
+                    }
+                }
+            }
+            if self.waiting.is_empty() {
+                return;
+            }
+            let done = match self.send_waiting() {
+                Ok(sent) => {
+                    self.counters.sent += sent as u64;
+                    sent
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => 0,
+                // The first one was refused: there is no route, it is too long for the path, or no memory is left.
+                Err(_) => {
+                    self.counters.unsent += 1;
+                    1
+                }
+            };
+            for (outgoing, _) in self.waiting.drain(..done) {
+                switch.recycle_outgoing(outgoing);
+            }
+        }
+    }
+
+    /// Sends those that wait; returns how many.
+    fn send_waiting(&self) -> Result<usize, Errno> {
+        let port = self.wire.at.port();
+        let addresses: Vec<SocketAddrAny> = (self.waiting.iter())
+            .map(|(outgoing, _)| SocketAddr::new(outgoing.to, port).into())
+            .collect();
+        let parts: Vec<[IoSlice<'_>; 2]> = (self.waiting.iter())
+            .map(|(outgoing, sum)| [IoSlice::new(outgoing.packet()), IoSlice::new(sum)])
+            .collect();
+        let mut controls: Vec<SendAncillaryBuffer<'_, '_, '_>> =
+            self.waiting.iter().map(|_| SendAncillaryBuffer::default()).collect();
+        let mut messages: Vec<MMsgHdr<'_>> = (addresses.iter().zip(&parts).zip(&mut controls))
+            .map(|((address, parts), control)| MMsgHdr::new_with_addr(address, parts, control))
+            .collect();
+        sendmmsg(&self.wire.socket, &mut messages, SendFlags::NOSIGNAL)
+    }
+
+    /// Counts a datagram, and lets the switch handle its packet if there was one.
+    pub(crate) fn take_in(&mut self, switch: &mut Switch, now: u64, datagram: &Datagram<'_>) {
+        match datagram.packet {
+            Ok(packet) => {
+                let (from, port) = (datagram.from.ip(), datagram.from.port());
+                self.counters.add(switch.receive_from_outside(now, from, port, packet));
+            }
+            Err(NoDatagram::Length) => self.counters.length += 1,
+            Err(NoDatagram::Address) => self.counters.address += 1,
+            Err(NoDatagram::Icrc) => self.counters.icrc += 1,
+        }
+    }
+}
+
+/// Why a datagram has no packet for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoDatagram {
+    Length,
+    Address,
+    Icrc,
+}
+
+/// A datagram that was received.
+pub(crate) struct Datagram<'b> {
+    from: SocketAddr,
+    packet: Result<&'b [u8], NoDatagram>,
+}
+
+impl<'b> Datagram<'b> {
+    /// Checks a datagram, before anybody has to know what is in it.
+    fn new(own: SocketAddr, from: Option<SocketAddr>, bytes: &'b [u8]) -> Datagram<'b> {
+        let nobody = SocketAddr::new(IpAddr::from([0; 4]), 0);
+        let from = from.unwrap_or(nobody);
+        // Packets of this device to itself do not leave it.
+        let is_peer = is_of_one_port(from.ip()) && from.port() != 0 && from.ip() != own.ip();
+        let packet = match bytes.len() <= MAX_DATAGRAM {
+            false => Err(NoDatagram::Length),
+            true if !is_peer => Err(NoDatagram::Address),
+            true => {
+                open(&Ends { source: from, destination: own }, bytes).map_err(|why| match why {
+                    NoPacket::Truncated => NoDatagram::Length,
+                    NoPacket::Icrc => NoDatagram::Icrc,
+                    _ => NoDatagram::Address,
+                })
+            }
+        };
+        Datagram { from, packet }
+    }
+}
+
+/// The receiving side of a socket, which one thread has.
+pub(crate) struct Receiver {
+    wire: Arc<Wire>,
+    headers: MultiHeaders<SockaddrStorage>,
+    buffers: Vec<[u8; MAX_DATAGRAM + 1]>,
+    /// The sender of each datagram, and its bytes.
+    received: Vec<(Option<SocketAddr>, usize)>,
+}
+
+impl Receiver {
+    pub(crate) fn new(wire: Arc<Wire>) -> Receiver {
+        Receiver {
+            wire,
+            headers: MultiHeaders::preallocate(BATCH, None),
+            // One byte more than a datagram may have: so a longer one is known.
+            buffers: vec![[0; MAX_DATAGRAM + 1]; BATCH],
+            received: Vec::with_capacity(BATCH),
+        }
+    }
+
+    /// Takes the datagrams that are there, at most [`BATCH`]; returns whether there may be more.
+    pub(crate) fn receive(&mut self) -> bool {
+        self.received.clear();
+        let mut parts: Vec<[IoSliceMut<'_>; 1]> =
+            self.buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
+        let (fd, flags) = (self.wire.socket.as_fd().as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+        // An error is that there is none, an interruption, or that of a packet that was sent.
+        let Ok(messages) = recvmmsg(fd, &mut self.headers, parts.iter_mut(), flags, None) else {
+            return false;
+        };
+        let received = messages
+            .map(|message| (message.address.as_ref().and_then(socket_address), message.bytes));
+        self.received.extend(received);
+        self.received.len() == BATCH
+    }
+
+    /// The datagrams that were taken last, with their ICRCs checked.
+    pub(crate) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
+        let own = self.wire.at;
+        self.received
+            .iter()
+            .zip(&self.buffers)
+            .map(move |((from, bytes), buffer)| Datagram::new(own, *from, &buffer[..*bytes]))
+    }
+}
+
+/// A random number that nobody guesses.
+pub(crate) fn random() -> u64 {
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        // The standard library's hasher is seeded from the system's randomness.
+        _ => std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::Fabric;
+    use std::time::Instant;
+    use uverbs_connectx::outside::{MAD, MOST_MADS, Mad};
+
+    /// An address that no other test has, and a port that is not that of RoCE.
+    fn at(host: u8) -> SocketAddr {
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        SocketAddr::new([127, 128 | high & 63, low, host].into(), 24_791)
+    }
+
+    #[test]
+    fn management_datagrams_reach_general_services_and_no_flood_does() {
+        const FLOOD: usize = MOST_MADS + 40;
+        let [one, other] = [1, 2].map(|host| Fabric::builder().udp(at(host)).build().unwrap());
+        let send = |byte: u8| {
+            one.world.disturb(|kernel| kernel.switch.send_mad(at(2).ip(), &[byte; MAD]));
+        };
+        let arrived = |count: u64| {
+            let end = Instant::now() + Duration::from_secs(20);
+            let counters = || other.udp_counters().unwrap();
+            while counters().received + counters().dropped() < count {
+                assert!(Instant::now() < end, "{:?}", counters());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            counters()
+        };
+        send(7);
+        assert_eq!(arrived(1).received, 1);
+        let take = || other.world.disturb(|kernel| kernel.switch.take_mad());
+        let expected = Mad { from: at(1).ip(), source_qpn: 1, pkey: 0xffff, bytes: [7; MAD] };
+        assert_eq!(take(), Some(expected));
+        assert_eq!(take(), None);
+        for sent in 0..FLOOD {
+            send(sent as u8);
+            // The socket's buffer has room for these.
+            if sent % 32 == 31 {
+                arrived(1 + sent as u64 + 1);
+            }
+        }
+        let counters = arrived(1 + FLOOD as u64);
+        assert_eq!((counters.received, counters.management), (1 + MOST_MADS as u64, 40));
+        let kept: Vec<u8> = std::iter::from_fn(take).map(|mad| mad.bytes[0]).collect();
+        assert_eq!(kept, (0..MOST_MADS).map(|sent| sent as u8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_port_has_the_largest_mtu_that_the_interface_has_room_for() {
+        assert_eq!(port_mtu(at(1)).unwrap(), ib_mtu::IB_MTU_4096.0);
+        assert_eq!(interface_mtu([127, 0, 0, 9].into()), Some(65_536));
+        assert_eq!(interface_mtu([192, 0, 2, 1].into()), None);
+        // As if its interface were one of Ethernet: binding it fails later.
+        assert_eq!(port_mtu("192.0.2.1:4791".parse().unwrap()).unwrap(), ib_mtu::IB_MTU_1024.0);
+    }
+}

@@ -1,0 +1,643 @@
+//! Devices that speak RoCE v2 over UDP sockets: in two fabrics of this process, in two processes, and with peers that
+//! nobody vouches for.
+//!
+//! Each test has addresses of its own in 127.0.0.0/8. A second process is this program again, with its orders in the
+//! environment; both exchange their endpoints over TCP.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+use uverbs::device::devices_on;
+use uverbs::{
+    Access, CompletionChannel, CompletionQueue, Context, Destination, Endpoint, Handshake,
+    MemoryRegion, Mtu, Notify, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, Rkey, SendWr,
+    WcStatus,
+};
+use uverbs_sim::{Fabric, FabricError, Network, Profile, UdpCounters};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Not that of RoCE, which soft-RoCE may have.
+const PORT: u16 = 14_791;
+/// Bytes of memory of each side.
+const MEMORY: usize = 4 << 20;
+/// How long anything may take on a machine that is busy.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Ids of receives.
+const RECEIVED: u64 = 1 << 32;
+
+/// An address that no other test has.
+fn address() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let at = Ipv4Addr::new(127, 64 | high & 63, low, NEXT.fetch_add(1, Ordering::Relaxed));
+    SocketAddr::new(at.into(), PORT)
+}
+
+/// A device over UDP, with a queue pair. Fields are dropped in this order.
+struct Side {
+    qp: QueuePair,
+    memory: MemoryRegion<u8>,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    pd: ProtectionDomain,
+    context: Context,
+    fabric: Fabric,
+    at: SocketAddr,
+}
+
+/// A completion: its request, its status, its bytes, and its immediate data.
+type Ended = (u64, WcStatus, u32, Option<u32>);
+
+impl Side {
+    fn new(at: SocketAddr, kind: QpType, network: Option<Network>) -> Result<Side> {
+        let mut builder = Fabric::builder().udp(at);
+        if let Some(network) = network {
+            builder = builder.network(network);
+        }
+        Side::on(builder.build()?, at, kind)
+    }
+
+    fn on(fabric: Fabric, at: SocketAddr, kind: QpType) -> Result<Side> {
+        let [device] = &devices_on(&fabric.system())[..] else { return Err("one device".into()) };
+        let context = Context::open(device)?;
+        let pd = context.alloc_pd()?;
+        let channel = context.create_comp_channel()?;
+        let cq = context.cq_builder(256).channel(&channel).build()?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(MEMORY)?;
+        let qp = pd.qp_builder(&cq, &cq, kind).max_send_wr(64).max_recv_wr(64).build()?;
+        Ok(Side { qp, memory, cq, channel, pd, context, fabric, at })
+    }
+
+    fn endpoint(&self) -> Result<Endpoint> {
+        Ok(self.qp.endpoint(&self.context.default_gid(1)?)?)
+    }
+
+    fn recv(&mut self, id: u64, at: usize, len: usize) -> Result<()> {
+        let sges = [self.memory.sge(at..at + len)?];
+        let mut batch = self.qp.recv_batch()?;
+        batch.push(RecvWr::new(&sges).id(RECEIVED + id))?;
+        // SAFETY: the memory is dropped after the queue pair, and read after the completion.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    fn post(&mut self, wr: SendWr<'_>) -> Result<()> {
+        let mut batch = self.qp.send_batch()?;
+        batch.push(wr.signaled())?;
+        // SAFETY: the memory is dropped after the queue pair, and not written before the completion.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    /// Waits for the next completion, by events.
+    fn wait(&mut self) -> Result<Ended> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            for _ in 0..2 {
+                let mut completions = self.cq.poll()?;
+                if let Some(completion) = completions.next() {
+                    let done = completion.ok().ok();
+                    return Ok((
+                        completion.wr_id(),
+                        completion.status(),
+                        done.map_or(0, |done| done.byte_len()),
+                        done.and_then(|done| done.imm()),
+                    ));
+                }
+                drop(completions);
+                self.cq.req_notify(Notify::Next)?;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(
+                    format!("nothing completes at {}: {:?}", self.at, self.counters()).into()
+                );
+            }
+            self.channel.wait(Some(left))?;
+        }
+    }
+
+    /// Waits for the completion of a request, which has to succeed.
+    fn done(&mut self, id: u64) -> Result<Ended> {
+        let ended = self.wait()?;
+        assert_eq!((ended.0, ended.1), (id, WcStatus::SUCCESS), "{ended:?}");
+        Ok(ended)
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.memory.copy_to(at, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn counters(&self) -> UdpCounters {
+        self.fabric.udp_counters().expect("it is over UDP")
+    }
+}
+
+/// Two devices, whose queue pairs are connected.
+fn pair(kind: QpType, network: Option<Network>) -> Result<(Side, Side)> {
+    let (a, b, _) = pair_from(kind, network)?;
+    Ok((a, b))
+}
+
+/// As [`pair`], with the endpoint of the first one: another call of it would draw another PSN.
+fn pair_from(kind: QpType, network: Option<Network>) -> Result<(Side, Side, Endpoint)> {
+    let side = || Side::new(address(), kind, network.clone());
+    let (a, b) = (side()?, side()?);
+    let (at_a, at_b) = (a.endpoint()?, b.endpoint()?);
+    // 33 milliseconds; on a machine that is busy a peer answers late.
+    let options = Handshake::new().timeout(13);
+    a.qp.handshake(&at_b, &options)?;
+    b.qp.handshake(&at_a, &options)?;
+    Ok((a, b, at_a))
+}
+
+fn pattern(len: usize, salt: u64) -> Vec<u8> {
+    (0..len).map(|at| (at as u64 * 7 + (at as u64 >> 8) * 13 + salt * 31) as u8).collect()
+}
+
+/// Sends, writes, reads and counts, there and back.
+fn exchange(a: &mut Side, b: &mut Side, len: usize) -> Result<()> {
+    const HALF: usize = MEMORY / 2;
+    let sent = pattern(len, 1);
+    a.memory.copy_from(0, &sent)?;
+    let (all, word) = ([a.memory.sge(..len)?], [a.memory.sge(HALF..HALF + 8)?]);
+
+    b.recv(1, HALF, len)?;
+    a.post(SendWr::send(&all).id(1))?;
+    a.done(1)?;
+    assert_eq!(b.done(RECEIVED + 1)?.2 as usize, len);
+    assert_eq!(b.bytes(HALF, len)?, sent);
+
+    b.recv(2, HALF, 0)?;
+    a.post(SendWr::write_imm(b.memory.remote(0)?, &all, 0x1234_5678).id(2))?;
+    a.done(2)?;
+    assert_eq!(b.done(RECEIVED + 2)?.3, Some(0x1234_5678));
+    assert_eq!(b.bytes(0, len)?, sent);
+
+    let there = pattern(len, 2);
+    b.memory.copy_from(0, &there)?;
+    a.post(SendWr::read(b.memory.remote(0)?, &all).id(3))?;
+    a.done(3)?;
+    assert_eq!(a.bytes(0, len)?, there);
+
+    b.memory.copy_from(0, &100u64.to_ne_bytes())?;
+    a.post(SendWr::fetch_add(b.memory.remote(0)?, 11, &word).id(4))?;
+    a.post(SendWr::compare_swap(b.memory.remote(0)?, 111, 7, &word).id(5))?;
+    a.done(4)?;
+    a.done(5)?;
+    assert_eq!(a.bytes(HALF, 8)?, 111u64.to_ne_bytes());
+    assert_eq!(b.bytes(0, 8)?, 7u64.to_ne_bytes());
+    Ok(())
+}
+
+#[test]
+fn each_operation_reaches_a_peer_over_the_socket() -> Result<()> {
+    let (mut a, mut b) = pair(QpType::RC, None)?;
+    for len in [1, 5000, 100_000] {
+        exchange(&mut a, &mut b, len)?;
+        exchange(&mut b, &mut a, len)?;
+    }
+    // The loopback interface takes the longest packets.
+    assert_eq!(a.context.query_port(1)?.active_mtu, Mtu::MTU_4096);
+    assert_eq!((a.counters().dropped(), b.counters().dropped()), (0, 0));
+    assert_eq!(a.context.default_gid(1)?.gid.ip(), a.at.ip());
+    Ok(())
+}
+
+/// 16 of 1000 packets are lost, and as many come twice or late.
+fn hostile_network() -> Network {
+    let late = Duration::from_micros(300);
+    Network::ideal().loss(0.016).duplication(0.016).reordering(0.016, late).corruption(0.004)
+}
+
+#[test]
+fn nothing_is_lost_on_a_network_that_loses_doubles_and_reorders() -> Result<()> {
+    let (mut a, mut b) = pair(QpType::RC, Some(hostile_network()))?;
+    for round in 0..4 {
+        exchange(&mut a, &mut b, 300_000 + round)?;
+        exchange(&mut b, &mut a, 3000)?;
+    }
+    Ok(())
+}
+
+/// A message of more bytes than a socket's buffer has, and a read of as many.
+#[test]
+fn a_long_message_and_a_long_read_keep_to_the_window() -> Result<()> {
+    let (mut a, mut b) = pair(QpType::RC, None)?;
+    exchange(&mut a, &mut b, MEMORY / 2)?;
+    // Few packets were sent again: without a window, most of each round would be lost in the buffer.
+    let packets = 3 * (MEMORY / 2 / 4096) as u64;
+    let (sent, received) =
+        (a.counters().sent + b.counters().sent, a.counters().received + b.counters().received);
+    assert!(sent < 4 * packets, "{sent} datagrams for {packets} packets, {received} received");
+    Ok(())
+}
+
+#[test]
+fn unreliable_connections_and_datagrams_reach_a_peer() -> Result<()> {
+    const GRH: usize = 40;
+    let (mut a, mut b) = pair(QpType::UC, None)?;
+    a.memory.copy_from(0, &pattern(20_000, 1))?;
+    let sges = [a.memory.sge(..20_000)?];
+    b.recv(1, 0, 20_000)?;
+    a.post(SendWr::send(&sges).id(1))?;
+    a.done(1)?;
+    b.done(RECEIVED + 1)?;
+    assert_eq!(b.bytes(0, 20_000)?, pattern(20_000, 1));
+
+    let (mut a, mut b) = pair(QpType::UD, None)?;
+    let (own, there) = (a.endpoint()?, b.endpoint()?);
+    let ah = a.pd.create_ah(&a.qp.path_to(&there)?)?;
+    a.memory.copy_from(0, &pattern(1000, 1))?;
+    let sges = [a.memory.sge(..1000)?];
+    b.recv(1, 0, 2000)?;
+    let to = |qkey| Destination::new(&ah, b.qp.qpn(), qkey);
+    let wrong = to(uverbs::Qkey(there.qkey.0 ^ 1));
+    let right = to(there.qkey);
+    a.post(SendWr::send(&sges).to(wrong).id(1))?;
+    a.post(SendWr::send_imm(&sges, 5).to(right).id(2))?;
+    a.done(1)?;
+    a.done(2)?;
+    let ended = b.done(RECEIVED + 1)?;
+    assert_eq!((ended.2 as usize, ended.3), (GRH + 1000, Some(5)));
+    assert_eq!(b.bytes(GRH, 1000)?, pattern(1000, 1));
+    // The IPv4 header in the GRH's last 20 bytes: the addresses of both.
+    let (IpAddr::V4(from), IpAddr::V4(to)) = (a.at.ip(), b.at.ip()) else { unreachable!() };
+    assert_eq!(b.bytes(32, 8)?, [from.octets(), to.octets()].concat());
+    assert_eq!((b.counters().qkey, b.counters().dropped()), (1, 1));
+    assert!(own.qpn.0 > 0xffff && there.qpn.0 > 0xffff, "QPNs have all 24 bits");
+    Ok(())
+}
+
+#[test]
+fn numbers_are_not_those_that_another_device_has() -> Result<()> {
+    let numbers = |side: &Side| -> Result<_> {
+        Ok((side.qp.qpn(), side.memory.remote(0)?.rkey.0 >> 8, side.endpoint()?.psn))
+    };
+    let (a, b) = (Side::new(address(), QpType::RC, None)?, Side::new(address(), QpType::RC, None)?);
+    let (of_a, of_b) = (numbers(&a)?, numbers(&b)?);
+    assert!(of_a.0 != of_b.0 && of_a.1 != of_b.1 && of_a.2 != of_b.2, "{of_a:?} {of_b:?}");
+    Ok(())
+}
+
+#[test]
+fn a_fabric_that_cannot_be_says_why() -> Result<()> {
+    let at = address();
+    let build = |at: &str| Fabric::builder().udp(at.parse().unwrap()).build().unwrap_err();
+    for wrong in ["0.0.0.0:4791", "239.1.1.1:4791", "[fe80::1]:4791", "127.0.0.1:0", "[::]:4791"] {
+        assert!(matches!(build(wrong), FabricError::UdpAddress(_)), "{wrong}");
+    }
+    // TEST-NET-1, which no interface has.
+    let error = build("192.0.2.1:14791");
+    assert!(error.to_string().ends_with("give the address of an interface of this machine"));
+    let first = Fabric::builder().udp(at).build()?;
+    let error = Fabric::builder().udp(at).build().unwrap_err().to_string();
+    assert!(error.contains("another process has it"), "{error}");
+    drop(first);
+    // The socket is closed when the fabric is dropped.
+    drop(Fabric::builder().udp(at).build()?);
+    let two = Fabric::builder().device(Profile::new()).device(Profile::new()).udp(at);
+    assert_eq!(two.build().unwrap_err(), FabricError::UdpDevices(2));
+    assert_eq!(
+        Fabric::builder().stepped(1).udp(at).build().unwrap_err(),
+        FabricError::UdpIsStepped
+    );
+    let of = |profile| Fabric::builder().device(profile).udp(at).build().unwrap_err();
+    assert_eq!(of(Profile::new().infiniband()), FabricError::UdpProfile);
+    assert_eq!(of(Profile::new().address(at.ip())), FabricError::UdpProfile);
+    assert_eq!(Fabric::builder().device(Profile::new()).build()?.udp_counters(), None);
+    Ok(())
+}
+
+/// A sender of any datagram.
+struct Stranger {
+    socket: UdpSocket,
+    state: u64,
+}
+
+impl Stranger {
+    fn at(address: SocketAddr) -> Result<Stranger> {
+        Ok(Stranger { socket: UdpSocket::bind(address)?, state: 7 })
+    }
+
+    fn random(&mut self) -> u64 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.state ^ self.state >> 29
+    }
+
+    /// Sends a packet with its ICRC, as if the IPv4 identification was this one.
+    fn send(&self, packet: &[u8], identification: u16, to: SocketAddr) -> Result<()> {
+        let sum = icrc(self.socket.local_addr()?, to, identification, packet);
+        self.socket.send_to(&[packet, &sum].concat(), to)?;
+        Ok(())
+    }
+}
+
+/// The ICRC of a packet over IPv4, bit by bit.
+fn icrc(from: SocketAddr, to: SocketAddr, identification: u16, packet: &[u8]) -> [u8; 4] {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), to.ip()) else {
+        unreachable!("IPv4")
+    };
+    let length = packet.len() as u16 + 8 + 4;
+    let mut bytes = vec![0xff; 8];
+    bytes.extend([0x45, 0xff]);
+    bytes.extend((length + 20).to_be_bytes());
+    bytes.extend(identification.to_be_bytes());
+    bytes.extend([0x40, 0, 0xff, 17, 0xff, 0xff]);
+    bytes.extend(source.octets());
+    bytes.extend(destination.octets());
+    bytes.extend([from.port(), to.port(), length].iter().flat_map(|field| field.to_be_bytes()));
+    bytes.extend([0xff, 0xff]);
+    let bth = bytes.len();
+    bytes.extend(packet);
+    bytes.get_mut(bth + 4).into_iter().for_each(|congestion| *congestion = 0xff);
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 != 0 { 0xedb8_8320 } else { 0 };
+        }
+    }
+    (!crc).to_le_bytes()
+}
+
+/// BTH and what follows it.
+fn packet(opcode: u8, pkey: u16, qpn: u32, psn: u32, rest: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![opcode, 0x40];
+    bytes.extend(pkey.to_be_bytes());
+    bytes.extend(qpn.to_be_bytes());
+    bytes.extend((1 << 31 | psn).to_be_bytes());
+    bytes.extend(rest);
+    bytes
+}
+
+/// Waits until a device has counted so many datagrams.
+fn counted(side: &Side, datagrams: u64) -> Result<UdpCounters> {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let counters = side.counters();
+        match counters.received + counters.dropped() {
+            all if all == datagrams => return Ok(counters),
+            all if Instant::now() > end => return Err(format!("{all}: {counters:?}").into()),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+const RC_WRITE_ONLY: u8 = 0x0a;
+const RC_SEND_ONLY: u8 = 0x04;
+const UD_SEND_ONLY: u8 = 0x64;
+
+#[test]
+fn each_kind_of_foreign_packet_is_dropped_and_counted() -> Result<()> {
+    let (mut a, mut b, at_a) = pair_from(QpType::RC, None)?;
+    let (qpn, psn) = (b.qp.qpn().0, at_a.psn.0);
+    b.memory.copy_from(0, &[7; 64])?;
+    let Remote { addr, rkey: Rkey(key) } = b.memory.remote(0)?;
+    let write =
+        [&addr.to_be_bytes()[..], &key.to_be_bytes(), &64u32.to_be_bytes(), &[9; 64]].concat();
+    let stranger = Stranger::at(address())?;
+    // From the address of the peer, but another port: RoCE leaves the port of the sender open.
+    let neighbour = Stranger::at(SocketAddr::new(a.at.ip(), 0))?;
+    let at = b.at;
+
+    // The right queue pair, PSN, key: and another address.
+    stranger.send(&packet(RC_WRITE_ONLY, 0xffff, qpn, psn, &write), 0, at)?;
+    // From the peer's address: another partition, another queue pair, another transport, a wrong ICRC.
+    neighbour.send(&packet(RC_WRITE_ONLY, 0x8001, qpn, psn, &write), 0, at)?;
+    neighbour.send(&packet(RC_WRITE_ONLY, 0xffff, qpn ^ 1, psn, &write), 0, at)?;
+    neighbour.send(&packet(UD_SEND_ONLY, 0xffff, qpn, psn, &[0; 64]), 0, at)?;
+    let mut wrong = packet(RC_WRITE_ONLY, 0xffff, qpn, psn, &write);
+    wrong.extend([1, 2, 3, 4]);
+    neighbour.socket.send_to(&wrong, at)?;
+    // No packet at all, one byte too many, one too long, and one with an opcode that is private to a fabric.
+    neighbour.socket.send_to(&[], at)?;
+    neighbour.socket.send_to(&[0; 15], at)?;
+    neighbour.socket.send_to(&[0; 9000], at)?;
+    neighbour.send(&packet(RC_SEND_ONLY, 0xffff, qpn, psn, &[0; 5]), 0, at)?;
+    neighbour.send(&packet(0x15, 0xffff, qpn, psn, &[0; 48]), 0, at)?;
+    // For general services: a wrong Q_Key, and no datagram of 256 bytes.
+    let deth = |qkey: u32| [&qkey.to_be_bytes()[..], &1u32.to_be_bytes(), &[0; 256]].concat();
+    neighbour.send(&packet(UD_SEND_ONLY, 0xffff, 1, 0, &deth(0x8001_0001)), 0, at)?;
+    neighbour.send(&packet(UD_SEND_ONLY, 0xffff, 1, 0, &deth(0x8001_0000)[..100]), 0, at)?;
+    // From the device's own address.
+    Stranger::at(SocketAddr::new(at.ip(), 0))?.send(
+        &packet(RC_SEND_ONLY, 0xffff, qpn, psn, &[]),
+        0,
+        at,
+    )?;
+
+    let counters = counted(&b, 13)?;
+    let UdpCounters { source, partition, queue_pair, state, icrc, .. } = counters;
+    assert_eq!((source, partition, queue_pair, state, icrc), (1, 1, 1, 1, 1), "{counters:?}");
+    let UdpCounters { length, malformed, qkey, management, address, link, .. } = counters;
+    assert_eq!((length, malformed, qkey, management, address), (3, 2, 1, 1, 1), "{counters:?}");
+    assert_eq!((link, counters.received), (0, 0));
+    assert_eq!(b.bytes(0, 64)?, [7; 64]);
+    // A write from the peer's address with the right PSN, partition and key is the peer's, whoever sends it, and
+    // whatever the identification is.
+    neighbour.send(&packet(RC_WRITE_ONLY, 0xffff, qpn, psn, &write), 0x1234, at)?;
+    assert_eq!(counted(&b, 14)?.received, 1);
+    assert_eq!(b.bytes(0, 64)?, [9; 64]);
+    // The acknowledgement went to the peer, which had sent nothing. It does not know that its PSN is used up.
+    assert!(a.cq.poll()?.next().is_none() && b.cq.poll()?.next().is_none());
+    Ok(())
+}
+
+/// Random datagrams: bytes, headers with a right ICRC, packets of the peer with bits changed.
+#[test]
+fn hostile_datagrams_change_nothing_and_are_counted() -> Result<()> {
+    const CASES: u64 = 6000;
+    let (mut a, mut b) = pair(QpType::RC, None)?;
+    exchange(&mut a, &mut b, 5000)?;
+    let before = counted(&b, b.counters().received)?;
+    let memory = b.bytes(0, MEMORY)?;
+    let mut stranger = Stranger::at(address())?;
+    let (qpn, at) = (b.qp.qpn().0, b.at);
+    for case in 0..CASES {
+        let len = match stranger.random() % 4 {
+            0 => stranger.random() % 64,
+            1 => 4 * (stranger.random() % 80),
+            _ => stranger.random() % 5000,
+        };
+        let mut bytes: Vec<u8> = (0..len).map(|_| stranger.random() as u8).collect();
+        if stranger.random() % 8 != 0 && bytes.len() >= 12 {
+            // A version, a partition and a queue pair that are there, most opcodes.
+            bytes[1] &= 0xf0;
+            bytes[2..4].copy_from_slice(&[0xff, 0xff]);
+            let to = if stranger.random() % 4 == 0 { 1 } else { qpn };
+            bytes[4..8].copy_from_slice(&to.to_be_bytes());
+        }
+        match stranger.random() % 8 {
+            0 => _ = stranger.socket.send_to(&bytes, at)?,
+            _ => stranger.send(&bytes, stranger.state as u16, at)?,
+        }
+        if case % 32 == 31 {
+            // The socket's buffer has room for these.
+            counted(&b, before.received + before.dropped() + case + 1)?;
+        }
+    }
+    let after = counted(&b, before.received + before.dropped() + CASES)
+        .map_err(|error| format!("datagrams are missing: {error}"))?;
+    assert_eq!(after.received, before.received, "{after:?}");
+    assert!(
+        [after.length, after.icrc, after.malformed, after.source, after.state]
+            .iter()
+            .all(|counter| *counter > 0),
+        "{after:?}"
+    );
+    assert!(b.cq.poll()?.next().is_none());
+    assert_eq!(b.bytes(0, MEMORY)?, memory, "memory has changed");
+    exchange(&mut a, &mut b, 5000)?;
+    exchange(&mut b, &mut a, 5000)
+}
+
+/// Orders of the second process: the address of its device, and the port at which this one waits for it.
+const ORDERS: &str = "UVERBS_UDP_ORDERS";
+
+/// The second process, if there are orders: answers each message until the first process closes the stream.
+#[test]
+fn the_second_process() -> Result<()> {
+    let Ok(orders) = std::env::var(ORDERS) else { return Ok(()) };
+    let (at, port) = orders.split_once(' ').ok_or("orders")?;
+    let mut side = Side::new(at.parse()?, QpType::RC, None)?;
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse::<u16>()?))?;
+    meet(&mut side, &mut stream, true)?;
+    loop {
+        let ended = side.wait()?;
+        if ended.1 != WcStatus::SUCCESS {
+            // The first process is gone.
+            return Ok(());
+        }
+        if ended.0 >= RECEIVED {
+            side.recv(ended.0 - RECEIVED, 0, 4096)?;
+            let sges = [side.memory.sge(..ended.2 as usize)?];
+            side.post(SendWr::send(&sges).id(1))?;
+        }
+    }
+}
+
+/// Exchanges endpoint and memory with the process at the other end of a stream, and connects; perhaps with a receive.
+fn meet(side: &mut Side, stream: &mut TcpStream, receives: bool) -> Result<Remote> {
+    let own = side.memory.remote(0)?;
+    let mut bytes = side.endpoint()?.to_bytes().to_vec();
+    bytes.extend(own.addr.to_be_bytes());
+    bytes.extend(own.rkey.0.to_be_bytes());
+    stream.write_all(&bytes)?;
+    let mut theirs = [0; Endpoint::BYTES + 12];
+    stream.read_exact(&mut theirs)?;
+    let (endpoint, rest) = theirs.split_first_chunk().ok_or("short")?;
+    let endpoint = Endpoint::from_bytes(endpoint).ok_or("no endpoint")?;
+    side.qp.handshake(&endpoint, &Handshake::new().timeout(10))?;
+    if receives {
+        side.recv(0, 0, 4096)?;
+    }
+    // Both are connected when both have said so.
+    stream.write_all(b".")?;
+    stream.read_exact(&mut [0])?;
+    let (addr, rkey) = rest.split_at(8);
+    Ok(Remote {
+        addr: u64::from_be_bytes(addr.try_into()?),
+        rkey: Rkey(u32::from_be_bytes(rkey.try_into()?)),
+    })
+}
+
+/// Starts the second process, and connects a new device here with it.
+fn with_second(there: SocketAddr) -> Result<(Side, Child, Remote, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let child = Command::new(std::env::current_exe()?)
+        .args(["the_second_process", "--exact", "--nocapture"])
+        .env(ORDERS, format!("{there} {}", listener.local_addr()?.port()))
+        .stdout(Stdio::null())
+        .spawn()?;
+    let mut side = Side::new(address(), QpType::RC, None)?;
+    let (mut stream, _) = listener.accept()?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let remote = meet(&mut side, &mut stream, false)?;
+    Ok((side, child, remote, stream))
+}
+
+#[test]
+fn two_processes_exchange_messages_and_one_survives_the_end_of_the_other() -> Result<()> {
+    let there = address();
+    for round in 0..3u64 {
+        let (mut side, mut child, remote, stream) = with_second(there)?;
+        for id in 0..100 * round {
+            side.recv(id, 8192, 4096)?;
+            side.memory.copy_from(0, &pattern(64 + id as usize, id))?;
+            let sges = [side.memory.sge(..64 + id as usize)?];
+            side.post(SendWr::send(&sges).id(id))?;
+            // The answer may come before the acknowledgement.
+            let mut ids = [side.wait()?, side.wait()?].map(|ended| (ended.0, ended.1));
+            ids.sort_unstable_by_key(|(id, _)| *id);
+            assert_eq!(ids, [(id, WcStatus::SUCCESS), (RECEIVED + id, WcStatus::SUCCESS)]);
+            assert_eq!(side.bytes(8192, 64 + id as usize)?, pattern(64 + id as usize, id));
+        }
+        let sges = [side.memory.sge(..1 << 20)?];
+        side.post(SendWr::read(remote, &sges).id(1))?;
+        if round > 0 {
+            side.done(1)?;
+        }
+        // It dies, in the first round amid a read.
+        child.kill()?;
+        child.wait()?;
+        if round == 0 {
+            side.post(SendWr::read(remote, &sges).id(2))?;
+            let first = side.wait()?;
+            if first.1 == WcStatus::SUCCESS {
+                assert_eq!(side.wait()?.1, WcStatus::RETRY_EXC_ERR);
+            } else {
+                assert_eq!(first.1, WcStatus::RETRY_EXC_ERR);
+            }
+        } else {
+            side.post(SendWr::write(remote, &sges).id(2))?;
+            let ended = side.wait()?;
+            assert_eq!((ended.0, ended.1), (2, WcStatus::RETRY_EXC_ERR));
+        }
+        drop(stream);
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_left_of_a_fabric_that_was_dropped() -> Result<()> {
+    /// Of this process: threads of fabrics, and sockets of UDP.
+    fn left() -> Result<(usize, usize)> {
+        let mut threads = 0;
+        for task in std::fs::read_dir("/proc/self/task")? {
+            // One that ends while it is looked at is none.
+            let name = std::fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
+            threads += usize::from(name.trim() == "uverbs-sim");
+        }
+        let files = std::fs::read_dir("/proc/self/fd")?.count();
+        Ok((threads, files))
+    }
+    const ALONE: &str = "UVERBS_UDP_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        // Other tests of this process have fabrics, too.
+        let name = "nothing_is_left_of_a_fabric_that_was_dropped";
+        let status = Command::new(std::env::current_exe()?)
+            .args([name, "--exact", "--nocapture"])
+            .env(ALONE, "1")
+            .stdout(Stdio::null())
+            .status()?;
+        assert!(status.success());
+        return Ok(());
+    }
+    let before = left()?;
+    for _ in 0..10 {
+        let (mut a, mut b) = pair(QpType::RC, None)?;
+        exchange(&mut a, &mut b, 100)?;
+        assert_eq!(left()?.0, before.0 + 2);
+        // Amid a message.
+        let sges = [a.memory.sge(..1 << 20)?];
+        a.post(SendWr::write(b.memory.remote(0)?, &sges).id(9))?;
+    }
+    assert_eq!(left()?, before);
+    Ok(())
+}
