@@ -334,7 +334,6 @@ pub struct SidrRep {
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Message {
     /// Asks for a connection.
     Req(Req),
@@ -472,8 +471,8 @@ impl IpAddressing {
     ///
     /// There are none: another version, another family, or too few bytes.
     pub fn decode(private_data: &[u8]) -> Result<IpAddressing, BadMad> {
-        let (raw, _) = RawIp::ref_from_prefix(private_data)
-            .map_err(|_| BadMad::Length(private_data.len()))?;
+        let (raw, _) =
+            RawIp::ref_from_prefix(private_data).map_err(|_| BadMad::Length(private_data.len()))?;
         if raw.version != 0 {
             return Err(BadMad::Field("version of IP addressing", raw.version.into()));
         }

@@ -166,9 +166,8 @@ fn split(word: U32) -> (u32, u8) {
 
 /// A byte of fields, each with its width in bits, from the high bits to the low ones.
 fn pack<const N: usize>(fields: [(u8, u8); N]) -> u8 {
-    let append = |byte: u16, (value, width): (u8, u8)| {
-        byte << width | u16::from(value) & ((1 << width) - 1)
-    };
+    let append =
+        |byte: u16, (value, width): (u8, u8)| byte << width | u16::from(value) & ((1 << width) - 1);
     fields.into_iter().fold(0, append) as u8
 }
 

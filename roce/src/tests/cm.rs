@@ -1,8 +1,8 @@
 //! Messages of the connection manager as bytes: what is decoded is encoded alike, and anything else is refused.
 
 use crate::cm::{
-    About, BadMad, Ece, IP_ADDRESSING, IpAddressing, MAD, Message, Service, decode, encode, port_of,
-    service_id,
+    About, BadMad, Ece, IP_ADDRESSING, IpAddressing, MAD, Message, Service, decode, encode,
+    port_of, service_id,
 };
 use arbitrary::{Arbitrary, Unstructured};
 use std::net::IpAddr;
@@ -83,9 +83,11 @@ fn values_that_mean_nothing_are_refused() {
     let refused = |attribute: u8, at: usize, value: u8| {
         let mut bytes = valid;
         bytes[17] = attribute;
-        // The MTU and the transport of a REQ, so that the value alone is wrong.
-        if attribute == 0x10 {
-            (bytes[24 + 43], bytes[24 + 50], bytes[24 + 51]) = (0, 0x30, 0);
+        // The value alone is wrong: the other fields of REQ, MRA and REJ that are checked are not.
+        match attribute {
+            0x10 => (bytes[24 + 43], bytes[24 + 50], bytes[24 + 51]) = (0, 0x30, 0),
+            0x11 | 0x12 => (bytes[24 + 8], bytes[24 + 9]) = (0, 0),
+            _ => {}
         }
         bytes[24 + at] = value;
         decode(&bytes).err()
