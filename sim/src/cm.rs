@@ -37,6 +37,10 @@ const REJ_INVALID_SERVICE_ID: u32 = 8;
 /// `IB_SIDR_UNSUPPORTED`: no id listens.
 const SIDR_UNSUPPORTED: u32 = 1;
 
+/// The ports of the manager's choice.
+const FIRST_PORT: u16 = 32_768;
+const LAST_PORT: u16 = 60_999;
+
 /// An open file of the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CmFileId(pub(crate) u64);
@@ -130,6 +134,12 @@ impl Ports<'_> {
 }
 
 impl Manager {
+    /// Has numbers of connections, first PSNs and ports begin where nobody guesses, for peers outside of the process.
+    pub(crate) fn be_random(&mut self, random: u64) {
+        self.connections.operand = random as u32;
+        self.next_port = FIRST_PORT + (random >> 32) as u16 % (LAST_PORT - FIRST_PORT);
+    }
+
     /// Creates an id, of a file.
     fn create(&mut self, file: CmFileId, uid: u64, space: u16, kind: u8) -> u32 {
         let number = self.next_id;
@@ -258,8 +268,9 @@ impl Manager {
         };
         let port = match at.port {
             0 => {
-                let first = self.next_port.max(32_768);
-                let free = (first..=60_999).chain(32_768..first).find(|port| check(*port).is_ok());
+                let first = self.next_port.max(FIRST_PORT);
+                let mut ports = (first..=LAST_PORT).chain(FIRST_PORT..first);
+                let free = ports.find(|port| check(*port).is_ok());
                 free.ok_or(Errno::ADDRNOTAVAIL)?
             }
             port => check(port)?,

@@ -20,9 +20,6 @@ const HOP_LIMIT: u8 = 64;
 /// A MAD for an address outside of the fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outgoing {
-    /// The device that it leaves from.
-    pub(crate) device: usize,
-    pub(crate) from: Gid,
     pub(crate) to: Gid,
     pub(crate) mad: [u8; MAD],
 }
@@ -66,7 +63,7 @@ impl Ports<'_> {
         let guid = self.guid_outside(device, &message.from);
         let encoded = encode(message, guid, driver.pkey());
         let mad = mad::encode(message.transaction, &encoded);
-        Some(Outgoing { device, from: message.from, to: message.to, mad })
+        Some(Outgoing { to: message.to, mad })
     }
 
     /// Decodes a MAD that came from one address to another.
