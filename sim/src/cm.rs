@@ -11,6 +11,8 @@ mod connections;
 mod id;
 pub(crate) mod message;
 mod path;
+#[cfg(test)]
+mod tests;
 mod ucma;
 pub(crate) mod wire;
 

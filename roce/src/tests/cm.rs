@@ -171,3 +171,80 @@ fn a_service_is_a_port_space_and_a_port() {
         assert_eq!(port_of(id), None, "{id:#x}");
     }
 }
+
+/// The fields that Wireshark does not name (`tests/tshark.rs` has the others), as `ibta_vol1_c12.h` places them: the byte,
+/// the bit in it from the high one on, and the width.
+#[test]
+fn fields_are_where_the_specification_has_them() {
+    let field = |bytes: &[u8; MAD], byte: usize, bit: usize, width: usize| {
+        let at = |bit: usize| u64::from(bytes[24 + byte + bit / 8] >> (7 - bit % 8) & 1);
+        (bit..bit + width).fold(0, |value, bit| value << 1 | at(bit))
+    };
+    for seed in 1..=500 {
+        let noise = noise(seed, 512);
+        let mut bytes = mad(&mut Unstructured::new(&noise)).unwrap();
+        for attribute in [0x10, 0x11, 0x12, 0x13, 0x17, 0x18] {
+            bytes[17] = attribute;
+            let Ok((_, message)) = decode(&bytes) else { continue };
+            let modifier =
+                u64::from(u32::from_be_bytes([bytes[20], bytes[21], bytes[22], bytes[23]]));
+            let field = |byte, bit, width| field(&bytes, byte, bit, width);
+            let (found, expected) = match message {
+                Message::Req(req) => {
+                    let transport = match req.service {
+                        Service::Rc => 0,
+                        Service::Uc => 1,
+                        Service::Xrc => 3,
+                    };
+                    (
+                        [req.ece.vendor.into(), req.ece.options.into(), transport, req.service_id],
+                        [field(5, 0, 24), modifier, field(43, 5, 2), field(8, 0, 64)],
+                    )
+                }
+                Message::Mra(mra) => (
+                    [
+                        mra.local_id.into(),
+                        mra.remote_id.into(),
+                        mra.about as u64,
+                        mra.service_timeout.into(),
+                    ],
+                    [field(0, 0, 32), field(4, 0, 32), field(8, 0, 2), field(9, 0, 5)],
+                ),
+                Message::Rej(rej) => (
+                    [rej.about as u64, rej.info_length.into(), rej.reason.into(), 0],
+                    [field(8, 0, 2), field(9, 0, 7), field(10, 0, 16), 0],
+                ),
+                Message::Rep(rep) => (
+                    [rep.ece.vendor.into(), rep.ece.options.into(), rep.ee_context.into(), 0],
+                    [
+                        field(15, 0, 8) << 16 | field(19, 0, 8) << 8 | field(23, 0, 8),
+                        modifier,
+                        field(16, 0, 24),
+                        0,
+                    ],
+                ),
+                Message::SidrReq(req) => (
+                    [req.request_id.into(), req.pkey.into(), req.service_id, 0],
+                    [field(0, 0, 32), field(4, 0, 16), field(8, 0, 64), 0],
+                ),
+                Message::SidrRep(rep) => {
+                    let vendor = field(6, 0, 16) << 8 | field(11, 0, 8);
+                    assert_eq!(
+                        (u64::from(rep.ece.vendor), u64::from(rep.status)),
+                        (vendor, field(4, 0, 8))
+                    );
+                    assert_eq!(
+                        (&rep.info[..], &rep.private_data[..]),
+                        (&bytes[48..120], &bytes[120..])
+                    );
+                    (
+                        [rep.request_id.into(), rep.qpn.into(), rep.service_id, rep.qkey.into()],
+                        [field(0, 0, 32), field(8, 0, 24), field(12, 0, 64), field(20, 0, 32)],
+                    )
+                }
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(found, expected, "{message:?}");
+        }
+    }
+}

@@ -326,6 +326,15 @@ impl Connections {
         worked
     }
 
+    /// The number of connections and queries, and of entries by which they are found.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> (usize, usize) {
+        let Connections { by_request, by_queue_pair, queries_by_request, timers, let_go, .. } =
+            self;
+        let found = by_request.len() + by_queue_pair.len() + queries_by_request.len();
+        (self.entries.len(), found + timers.len() + let_go.len())
+    }
+
     /// Takes a message of a peer.
     pub(super) fn receive(&mut self, now: u64, message: &Message) {
         match &message.body {

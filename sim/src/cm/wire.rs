@@ -120,7 +120,8 @@ impl From<mad::Ece> for Ece {
     }
 }
 
-fn encode(message: &Message, guid: u64, pkey: u16) -> mad::Message {
+/// The MAD of a message.
+pub(super) fn encode(message: &Message, guid: u64, pkey: u16) -> mad::Message {
     let (local_id, remote_id) = (message.local, message.remote);
     match &message.body {
         Body::Req { service, kind, side, terms } => mad::Message::Req(mad::Req {
@@ -248,7 +249,7 @@ fn service(id: u64, private_data: &[u8], (from, to): (Gid, Gid)) -> (Service, bo
 }
 
 /// The numbers of sender and receiver, the message, and whether a request names the addresses that it came from and to.
-fn decode(message: &mad::Message, ends: (Gid, Gid)) -> (u32, u32, Body, bool) {
+pub(super) fn decode(message: &mad::Message, ends: (Gid, Gid)) -> (u32, u32, Body, bool) {
     match message {
         mad::Message::Req(req) => {
             let (service, fits) = service(req.service_id, &req.private_data, ends);
