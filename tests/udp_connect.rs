@@ -14,8 +14,8 @@ use uverbs::cm::{
 };
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, CompletionQueue, Context, Destination, Errno, MemoryRegion, ProtectionDomain, QpState,
-    QpType, QueuePair, RecvWr, SendWr, WcStatus,
+    Access, CompletionQueue, Context, Destination, Errno, MemoryRegion, ProtectionDomain, QpType,
+    QueuePair, RecvWr, SendWr, WcStatus,
 };
 use uverbs_sim::{Fabric, Network};
 
@@ -218,7 +218,8 @@ fn two_devices_connect_by_address_and_disconnect() -> Result<()> {
         ends.disconnect()?;
         hears.wait_disconnected(Some(LIMIT))?;
         ends.wait_disconnected(Some(LIMIT))?;
-        assert_eq!(side.qp.query()?.state, QpState::ERR);
+        drop(pair);
+        assert_eq!((a.ids()?, b.ids()?), (0, 1));
     }
     drop(listener);
     assert_eq!((a.ids()?, b.ids()?), (0, 0));
@@ -267,7 +268,7 @@ fn a_refused_connection_says_why_and_brings_data() -> Result<()> {
 }
 
 #[test]
-fn a_network_that_loses_every_fourth_message_delays_a_connection_and_no_more() -> Result<()> {
+fn a_network_that_loses_every_tenth_packet_delays_a_connection_and_no_more() -> Result<()> {
     // A message that is lost goes again after four seconds.
     let lossy = || Network::ideal().loss(0.1).duplication(0.2);
     let node = |at| Node::on(Fabric::builder().udp(at).network(lossy()).build()?, at);
@@ -314,8 +315,8 @@ fn a_datagram_service_tells_its_queue_pair() -> Result<()> {
 #[test]
 fn futures_connect_over_the_socket() -> Result<()> {
     use uverbs::aio::cm::AsyncEventChannel;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all();
-    let runtime = { runtime }.build()?;
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).enable_all().build()?;
     let (a, b) = (Node::new(address())?, Node::new(address())?);
     runtime.block_on(async {
         let (server, _driver) = AsyncEventChannel::spawn_on(&b.fabric.system())?;
