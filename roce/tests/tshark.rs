@@ -171,7 +171,8 @@ fn mad(transaction: u64, message: cm::Message) -> Vec<u8> {
     frame
 }
 
-/// Wireshark 4.0 has no names for the fields of MRA, SIDR_REQ and SIDR_REP: of these it reads the header alone.
+/// Wireshark 4.0 has no names for the fields of MRA, SIDR_REQ and SIDR_REP: of these it reads the header alone. Of the word
+/// with flow label and rate it reads three bytes, and so gets both wrong.
 #[test]
 fn wireshark_reads_messages_of_the_connection_manager() {
     let [source, destination] = [route(false).source, route(false).destination];
@@ -280,7 +281,7 @@ fn wireshark_reads_messages_of_the_connection_manager() {
             vec![
                 ("cm.req", "0x10203040".into()),
                 ("cm.req.serviceid.protocol", "0x06".into()),
-                ("cm.req.serviceid.dport", "4791".into()),
+                ("cm.req.serviceid.dport", "0x12b7".into()),
                 ("cm.req.localcaguid", "0x027576fffe000001".into()),
                 ("cm.req.localqkey", "0x11112222".into()),
                 ("cm.req.localqpn", "0x123456".into()),
@@ -299,21 +300,19 @@ fn wireshark_reads_messages_of_the_connection_manager() {
                 ("cm.req.maxcmretr", "0x0f".into()),
                 ("cm.req.srq", "0x01".into()),
                 ("cm.req.ext_transport", "0x00".into()),
-                ("cm.req.prim_locallid", "0x1111".into()),
-                ("cm.req.prim_remotelid", "0x2222".into()),
+                ("cm.req.prim_locallid", "4369".into()),
+                ("cm.req.prim_remotelid", "8738".into()),
                 ("cm.req.prim_localgid_ipv4", "10.0.0.1".into()),
                 ("cm.req.prim_remotegid_ipv4", "10.0.0.2".into()),
-                ("cm.req.prim_flowlabel", "0x00034567".into()),
-                ("cm.req.prim_pktrate", "0x00000007".into()),
                 ("cm.req.prim_tfcclass", "0x20".into()),
                 ("cm.req.prim_hoplim", "0x40".into()),
                 ("cm.req.prim_sl", "0x09".into()),
                 ("cm.req.prim_subnetlocal", "0x01".into()),
                 ("cm.req.prim_localacktout", "0x12".into()),
-                ("cm.req.alt_locallid", "0x0000".into()),
+                ("cm.req.alt_locallid", "0".into()),
                 ("cm.req.ip_cm.majv", "0x00".into()),
                 ("cm.req.ip_cm.ipv", "0x04".into()),
-                ("cm.req.ip_cm.sport", "4660".into()),
+                ("cm.req.ip_cm.sport", "0x1234".into()),
                 ("cm.req.ip_cm.sip4", "10.0.0.1".into()),
                 ("cm.req.ip_cm.dip4", "10.0.0.2".into()),
                 ("cm.req.ip_cm.private", hex(&[0x5a; 56])),
@@ -400,9 +399,9 @@ fn wireshark_reads_messages_of_the_connection_manager() {
         let frame = mad(0x1122_3344_5566_7788, message);
         let Some(printed) = decoded("cm", &[frame], &names) else { return };
         let found: Vec<&str> = printed.trim_end_matches('\n').split('|').collect();
-        for ((name, expected), found) in fields.iter().zip(&found) {
-            assert_eq!(found, expected, "{name} of {message:?}");
-        }
+        let read = fields.iter().zip(&found).filter(|((_, expected), found)| expected != *found);
+        let wrong: Vec<_> = read.collect();
+        assert!(wrong.is_empty(), "{wrong:?} of {message:?}");
         assert_eq!(found.len(), fields.len());
     }
 }

@@ -196,6 +196,8 @@ fn fields_are_where_the_specification_has_them() {
                         Service::Uc => 1,
                         Service::Xrc => 3,
                     };
+                    let path = [field(52 + 36, 0, 20), field(52 + 39, 2, 6)];
+                    assert_eq!([u64::from(req.path.flow_label), u64::from(req.path.rate)], path);
                     (
                         [req.ece.vendor.into(), req.ece.options.into(), transport, req.service_id],
                         [field(5, 0, 24), modifier, field(43, 5, 2), field(8, 0, 64)],
