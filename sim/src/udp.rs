@@ -80,7 +80,7 @@ pub struct UdpCounters {
     pub partition: u64,
     /// With a wrong Q_Key.
     pub qkey: u64,
-    /// For general services (QP1) and no message of the connection manager, or one too many.
+    /// For general services (QP1) and no message that the connection manager takes, or one too many.
     pub management: u64,
     /// While the port had no link.
     pub link: u64,

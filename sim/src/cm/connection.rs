@@ -54,9 +54,10 @@ const fn nanoseconds(timeout: u8) -> u64 {
     1_000_000 << timeout.saturating_sub(8)
 }
 
-/// The same of a time that a peer chose.
+/// The same of a time that a peer chose: neither does it hold a connection for hours, nor does one request have many
+/// answers at once, which go to whoever it names as its sender.
 fn peers_nanoseconds(timeout: u8) -> u64 {
-    nanoseconds(timeout.min(LONGEST_TIMEOUT))
+    nanoseconds(timeout.clamp(PACKET_LIFE_TIME, LONGEST_TIMEOUT))
 }
 
 /// The reasons for a rejection that the machine itself gives: `enum ib_cm_rej_reason`.
