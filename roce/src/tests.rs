@@ -11,7 +11,9 @@
 //! | `hostile` | peers that send anything |
 //! | `codec` | headers |
 //! | `congestion` | the window that losses make smaller |
+//! | `cm` | messages of the connection manager |
 
+mod cm;
 mod codec;
 mod congestion;
 mod device;

@@ -1,28 +1,34 @@
 //! The connection manager of the kernel: ids, their events, and the messages between ports.
 //!
-//! Pairs with `core/cma.c`; [`ucma`] takes the program's commands, [`connection`] is the state machine of a
-//! connection. Messages travel between ports of the fabric in order. A message is lost if a port is gone or has
-//! no link, or if a test or the seed loses it.
+//! Pairs with `core/cma.c`; [`ucma`] takes the program's commands, [`connections`] are the connections by number, and
+//! [`connection`] is the state machine of one. Messages travel between ports of the fabric in order. A message is lost
+//! if a port is gone or has no link, or if a test or the seed loses it. One to an address outside of the fabric leaves as a
+//! MAD, if the device has a way out: [`wire`].
 
 mod address;
 pub(crate) mod connection;
+mod connections;
 mod id;
 pub(crate) mod message;
 mod path;
+#[cfg(test)]
+mod tests;
 mod ucma;
+pub(crate) mod wire;
 
 use crate::call::is_capable;
 use crate::driver::Driver;
 use crate::interface::Interface;
 use crate::kernel::guid;
 use address::Address;
-use connection::{Connection, Output, REJ_CONSUMER_DEFINED, RESPONSE_TIMEOUT, RETRIES, Report};
+use connection::{Connection, REJ_CONSUMER_DEFINED, Report};
+use connections::{Connections, SIDR_REJECT};
 use id::{Event, Id, IdState, Param, Role};
-use message::{Body, Gid, Message, Service, Side, Transport};
+use message::{Body, Gid, Message, Service, Side};
 use path::Path;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// `RDMA_UDP_QKEY`.
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -32,8 +38,10 @@ const SPACE_UDP: u16 = 0x0111;
 const REJ_INVALID_SERVICE_ID: u32 = 8;
 /// `IB_SIDR_UNSUPPORTED`: no id listens.
 const SIDR_UNSUPPORTED: u32 = 1;
-/// `IB_SIDR_REJECT`.
-const SIDR_REJECT: u32 = 2;
+
+/// The ports of the manager's choice.
+const FIRST_PORT: u16 = 32_768;
+const LAST_PORT: u16 = 60_999;
 
 /// An open file of the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,16 +52,14 @@ pub(crate) struct CmFileId(pub(crate) u64);
 pub(crate) struct Manager {
     ids: BTreeMap<u32, Id>,
     next_id: u32,
-    next_connection: u32,
     next_port: u16,
     files: BTreeMap<CmFileId, ucma::OpenCmFile>,
     next_file: u64,
-    /// Messages on their way.
-    in_flight: VecDeque<Message>,
-    /// Connections whose ids are gone, until their last message is answered and their TIMEWAIT is over.
-    orphans: Vec<Connection>,
-    /// When the next timer is due, of all ids and orphans.
-    due: Option<u64>,
+    connections: Connections,
+    /// The id of each connection and query.
+    owners: BTreeMap<u32, u32>,
+    /// Messages to addresses outside of the fabric.
+    outgoing: Vec<wire::Outgoing>,
     /// The number of messages of each device that a test has asked to lose.
     pub(crate) to_lose: BTreeMap<usize, u32>,
 }
@@ -105,6 +111,19 @@ impl Ports<'_> {
         }
     }
 
+    /// Whether packets get from a device to an address: one of a device in its network, or one outside of the fabric.
+    fn reaches(&self, own: usize, to: &Address) -> bool {
+        match self.find(&to.gid()) {
+            Some((peer, _)) => self.share_network(own, peer),
+            None => self.leads_out(own) && !to.is_any() && self.source_for(own, to).is_some(),
+        }
+    }
+
+    /// Whether a device reaches addresses outside of the fabric.
+    fn leads_out(&self, device: usize) -> bool {
+        self.0.get(device).is_some_and(|driver| driver.is_plugged() && driver.is_exposed())
+    }
+
     /// The address from which a device reaches a peer.
     fn source_for(&self, device: usize, to: &Address) -> Option<Address> {
         let (interface, _) = self.get(device).ok()?;
@@ -117,6 +136,12 @@ impl Ports<'_> {
 }
 
 impl Manager {
+    /// Has numbers of connections, first PSNs and ports begin where nobody guesses, for peers outside of the process.
+    pub(crate) fn be_random(&mut self, random: u64) {
+        self.connections.operand = random as u32;
+        self.next_port = FIRST_PORT + (random >> 32) as u16 % (LAST_PORT - FIRST_PORT);
+    }
+
     /// Creates an id, of a file.
     fn create(&mut self, file: CmFileId, uid: u64, space: u16, kind: u8) -> u32 {
         let number = self.next_id;
@@ -149,11 +174,35 @@ impl Manager {
         }
     }
 
-    /// Sends the messages of a connection, and reports its events at its id.
-    fn put_out(&mut self, number: u32, output: Output) {
-        self.in_flight.extend(output.messages);
-        for report in output.reports {
-            self.report_connection(number, report);
+    /// Gives an id its connection or query.
+    fn give(&mut self, number: u32, connection: u32) {
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.role = Role::Connected(connection);
+            self.owners.insert(connection, number);
+        }
+    }
+
+    /// The connection of an id.
+    fn connection_of(&self, id: &Id) -> Option<&Connection> {
+        self.connections.get(id.number()?)
+    }
+
+    /// The id of a file, and the number of its connection or query.
+    fn numbered(&mut self, number: u32) -> Result<(&mut Id, u32), Errno> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        let connection = id.number().ok_or(Errno::INVAL)?;
+        Ok((id, connection))
+    }
+
+    /// Passes events of connections on to their ids, and requests of peers to their listeners.
+    fn dispatch(&mut self, ports: Ports<'_>) {
+        while let Some((connection, report)) = self.connections.next_report() {
+            match (report, self.owners.get(&connection).copied()) {
+                (Report::Requested(message), _) => self.requested(connection, &message, ports),
+                (Report::Answered(message), Some(id)) => self.answered(id, &message, ports),
+                (report, Some(id)) => self.report_connection(id, report),
+                (_, None) => {}
+            }
         }
     }
 
@@ -183,6 +232,7 @@ impl Manager {
                 Event::new(id::DISCONNECTED, 0, Param::None)
             }
             Report::TimeWaitExit => Event::new(id::TIMEWAIT_EXIT, 0, Param::None),
+            Report::Requested(_) | Report::Answered(_) => return,
         };
         self.report(number, event);
     }
@@ -193,9 +243,10 @@ impl Manager {
         if id.state != IdState::Idle {
             return Err(Errno::INVAL);
         }
-        let device = match at.is_any() || at.is_loopback() {
-            true => None,
-            false => Some(ports.find(&at.gid()).ok_or(Errno::ADDRNOTAVAIL)?.0),
+        let device = match ports.find(&at.gid()) {
+            Some((device, _)) => Some(device),
+            None if at.is_any() || at.is_loopback() => None,
+            None => return Err(Errno::ADDRNOTAVAIL),
         };
         if at.port != 0 && at.port < 1024 && !may_bind_privileged() {
             return Err(Errno::ACCESS);
@@ -219,8 +270,9 @@ impl Manager {
         };
         let port = match at.port {
             0 => {
-                let first = self.next_port.max(32_768);
-                let free = (first..=60_999).chain(32_768..first).find(|port| check(*port).is_ok());
+                let first = self.next_port.max(FIRST_PORT);
+                let mut ports = (first..=LAST_PORT).chain(FIRST_PORT..first);
+                let free = ports.find(|port| check(*port).is_ok());
                 free.ok_or(Errno::ADDRNOTAVAIL)?
             }
             port => check(port)?,
@@ -256,18 +308,22 @@ impl Manager {
         let over = match to.ip.is_multicast() {
             // The route to a group leads over the device of the id, or else over the first device.
             true => Some(bound.unwrap_or(0)),
-            false => ports.find(&to.gid()).and_then(|(peer, _)| match (bound, id.local) {
-                (Some(own), _) => ports.share_network(own, peer).then_some(own),
-                // On all addresses: the first device that reaches the peer.
-                (None, Some(_)) => (0..ports.0.len()).find(|&own| ports.share_network(own, peer)),
-                (None, None) => Some(peer),
-            }),
+            false => match (bound, id.local, ports.find(&to.gid())) {
+                (Some(own), ..) => ports.reaches(own, &to).then_some(own),
+                (None, None, Some((peer, _))) => Some(peer),
+                // On all addresses, or to one outside: the first device that reaches the peer.
+                (None, ..) => (0..ports.0.len()).find(|&own| ports.reaches(own, &to)),
+            },
         };
         let event = match over {
             None if to.is_any() || to.is_loopback() => return Err(Errno::NODEV),
             None => Event::new(id::ADDR_ERROR, -(Errno::HOSTUNREACH.raw_os_error()), Param::None),
             Some(device) => {
-                let source = id.local.filter(|local| !local.is_any() && !local.is_loopback());
+                let is_address = |local: &Address| match local.is_loopback() {
+                    true => ports.find(&local.gid()).is_some(),
+                    false => !local.is_any(),
+                };
+                let source = id.local.filter(is_address);
                 let source = source.or_else(|| {
                     let port = id.local.map_or(0, |local| local.port);
                     Some(Address { port, ..ports.source_for(device, &to)? })
@@ -348,34 +404,23 @@ impl Manager {
     }
 
     fn connect(&mut self, now: u64, number: u32, side: Side) -> Result<(), Errno> {
-        let connection = self.new_connection();
         let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
         if id.state != IdState::RouteResolved {
             return Err(Errno::INVAL);
         }
-        let (from, to) = Self::gids_of(id).ok_or(Errno::INVAL)?;
+        let ends = Self::gids_of(id).ok_or(Errno::INVAL)?;
         let (local, peer) = (id.local.ok_or(Errno::INVAL)?, id.peer.ok_or(Errno::INVAL)?);
         let service = Service { space: id.space, port: peer.port, source_port: local.port };
         id.state = IdState::Connecting;
-        if id.is_datagram() {
-            let private_data = side.private_data;
-            let body = Body::SidrReq { service, private_data };
-            let message = Message { from, to, local: connection, remote: 0, body };
-            let due = now + RESPONSE_TIMEOUT;
-            id.role = Role::Asking { message: message.clone(), left: RETRIES, due };
-            self.in_flight.push_back(message);
-            return Ok(());
-        }
-        let mut active = Connection::new(connection, from, to, id.transport());
-        let output = active.connect(now, service, side);
-        id.role = Role::Connected(active);
-        self.put_out(number, output);
+        let connection = match id.is_datagram() {
+            true => self.connections.query(now, ends, service, side.private_data),
+            false => {
+                let path = (id.path.map_or(0, |path| path.mtu()), id.tos);
+                self.connections.connect(now, ends, id.transport(), service, side, path)
+            }
+        };
+        self.give(number, connection);
         Ok(())
-    }
-
-    fn new_connection(&mut self) -> u32 {
-        self.next_connection += 1;
-        self.next_connection
     }
 
     /// Accepts a request, with `side`; without it confirms a reply.
@@ -386,57 +431,39 @@ impl Manager {
         uid: u64,
         side: Option<(Side, u32)>,
     ) -> Result<(), Errno> {
-        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
-        let output = match (&mut id.role, side) {
-            (Role::Connected(connection), Some((side, _))) => {
-                let output = connection.accept(now, side).ok_or(Errno::INVAL)?;
-                id.uid = uid;
-                output
-            }
-            (Role::Connected(connection), None) => {
-                let output = connection.confirm().ok_or(Errno::INVAL)?;
-                id.state = IdState::Connected;
-                output
-            }
-            (Role::Asked { request }, Some((side, qkey))) => {
+        let (id, connection) = self.numbered(number)?;
+        let is_datagram = id.is_datagram();
+        let is_request = side.is_some();
+        let done = match side {
+            None => self.connections.confirm(connection),
+            Some((mut side, qkey)) if is_datagram => {
                 let qkey = if qkey == 0 { UDP_QKEY } else { qkey };
-                let message = request.reply(Body::SidrRep {
-                    status: 0,
-                    qpn: side.qpn,
-                    qkey,
-                    ece: side.ece,
-                    private_data: side.private_data,
-                });
-                id.uid = uid;
-                id.state = IdState::Connected;
-                Output { messages: vec![message], ..Output::default() }
+                let data = std::mem::take(&mut side.private_data);
+                self.connections.answer(connection, 0, side, qkey, data)
             }
-            _ => return Err(Errno::INVAL),
+            Some((side, _)) => self.connections.accept(now, connection, side),
         };
-        self.put_out(number, output);
+        done.ok_or(Errno::INVAL)?;
+        let (id, _) = self.numbered(number)?;
+        if is_request {
+            id.uid = uid;
+        }
+        if is_datagram || !is_request {
+            id.state = IdState::Connected;
+        }
         Ok(())
     }
 
     fn reject(&mut self, number: u32, reason: u32, data: Vec<u8>) -> Result<(), Errno> {
-        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
-        let output = match &mut id.role {
-            Role::Connected(connection) => connection.reject(reason, data).ok_or(Errno::INVAL)?,
-            Role::Asked { request } => sidr_refusal(request, data),
-            _ => return Err(Errno::INVAL),
-        };
-        id.state = IdState::Disconnected;
-        self.put_out(number, output);
+        let (_, connection) = self.numbered(number)?;
+        self.connections.reject(connection, reason, data).ok_or(Errno::INVAL)?;
+        self.numbered(number)?.0.state = IdState::Disconnected;
         Ok(())
     }
 
     fn disconnect(&mut self, now: u64, number: u32) -> Result<(), Errno> {
-        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
-        let output = match &mut id.role {
-            Role::Connected(connection) => connection.disconnect(now).ok_or(Errno::INVAL)?,
-            _ => return Err(Errno::INVAL),
-        };
-        self.put_out(number, output);
-        Ok(())
+        let (_, connection) = self.numbered(number)?;
+        self.connections.disconnect(now, connection).ok_or(Errno::INVAL)
     }
 
     /// Destroys an id: closes its connection, and rejects the requests that wait at it. Returns how many of its events
@@ -447,15 +474,9 @@ impl Manager {
             file.forget(number);
         }
         match id.role {
-            Role::Connected(mut connection) => {
-                let output = connection.destroy(now);
-                self.in_flight.extend(output.messages);
-                if connection.deadline().is_some() {
-                    self.orphans.push(connection);
-                }
-            }
-            Role::Asked { request } if id.state != IdState::Connected => {
-                self.in_flight.extend(sidr_refusal(&request, Vec::new()).messages);
+            Role::Connected(connection) => {
+                self.owners.remove(&connection);
+                self.connections.destroy(now, connection);
             }
             Role::Listener { .. } => {
                 // Requests that the program did not see.
@@ -474,13 +495,16 @@ impl Manager {
         let ids = self.ids.iter().filter(|(_, id)| of(id)).map(|(number, _)| *number);
         for number in ids.collect::<Vec<u32>>() {
             if let Some(id) = self.ids.get_mut(&number) {
+                if let Some(connection) = id.number() {
+                    self.owners.remove(&connection);
+                    self.connections.forget(connection);
+                }
                 id.state = IdState::Disconnected;
                 id.role = Role::None;
                 id.is_removed = true;
             }
             self.report(number, Event::new(id::DEVICE_REMOVAL, 0, Param::None));
         }
-        self.find_due();
     }
 
     /// The ids of requests whose events the program has not read.
@@ -491,7 +515,7 @@ impl Manager {
 
     /// Whether [`run`](Self::run) would do anything.
     pub(crate) fn has_work(&self, now: u64) -> bool {
-        !self.in_flight.is_empty() || self.due.is_some_and(|due| due <= now)
+        self.connections.has_work(now)
     }
 
     /// Delivers messages and runs timers; returns whether there were any. `loses` decides whether a message is lost;
@@ -502,26 +526,47 @@ impl Manager {
         ports: Ports<'_>,
         mut loses: impl FnMut(&Message, bool) -> bool,
     ) -> bool {
-        let mut worked = false;
-        for number in self.due(now) {
-            worked = true;
-            self.run_timer(now, number);
-        }
-        let mut orphans = std::mem::take(&mut self.orphans);
-        for orphan in &mut orphans {
-            self.in_flight.extend(orphan.timeout(now).messages);
-        }
-        orphans.retain(|orphan| orphan.deadline().is_some());
-        self.orphans = orphans;
-        while let Some(message) = self.in_flight.pop_front() {
+        let mut worked = self.connections.run_timers(now);
+        self.dispatch(ports);
+        while let Some(message) = self.connections.next_message() {
             worked = true;
             let lost = loses(&message, self.is_to_lose(&message.from, ports));
-            if !lost && ports.are_joined(&message.from, &message.to) {
-                self.deliver(now, &message, ports);
+            if lost {
+                continue;
+            }
+            match ports.find(&message.to) {
+                Some(_) if ports.are_joined(&message.from, &message.to) => {
+                    self.connections.receive(now, &message);
+                    self.dispatch(ports);
+                }
+                Some(_) => {}
+                None => self.outgoing.extend(ports.encode(&message)),
             }
         }
-        self.find_due();
         worked
+    }
+
+    /// Takes a MAD from outside of the fabric, which came from one address to another.
+    pub(crate) fn receive(
+        &mut self,
+        now: u64,
+        (from, to): (Gid, Gid),
+        mad: &[u8],
+        ports: Ports<'_>,
+    ) -> Result<(), wire::Refused> {
+        let message = ports.decode((from, to), mad).inspect_err(|refused| {
+            if let wire::Refused::Request(answer) = refused {
+                self.connections.send((**answer).clone());
+            }
+        })?;
+        self.connections.receive(now, &message);
+        self.dispatch(ports);
+        Ok(())
+    }
+
+    /// The messages to addresses outside of the fabric since the last call.
+    pub(crate) fn take_outgoing(&mut self) -> Vec<wire::Outgoing> {
+        std::mem::take(&mut self.outgoing)
     }
 
     /// Whether a test has asked to lose the next message of the device with an address.
@@ -533,77 +578,9 @@ impl Manager {
         true
     }
 
-    fn due(&self, now: u64) -> Vec<u32> {
-        let is_due = |id: &Id| id.deadline().is_some_and(|due| due <= now);
-        self.ids.iter().filter(|(_, id)| is_due(id)).map(|(number, _)| *number).collect()
-    }
-
-    fn run_timer(&mut self, now: u64, number: u32) {
-        let Some(id) = self.ids.get_mut(&number) else { return };
-        match &mut id.role {
-            Role::Connected(connection) => {
-                let output = connection.timeout(now);
-                self.put_out(number, output);
-            }
-            Role::Asking { message, left, due } if *left > 0 => {
-                (*left, *due) = (*left - 1, now + RESPONSE_TIMEOUT);
-                self.in_flight.push_back(message.clone());
-            }
-            Role::Asking { .. } => {
-                id.role = Role::None;
-                self.report_connection(number, Report::Unreachable);
-            }
-            _ => {}
-        }
-    }
-
     /// When the next timer is due.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        self.due
-    }
-
-    /// Stores when the next timer is due, after a command or a run: doorbells read it much more often.
-    fn find_due(&mut self) {
-        let ids = self.ids.values().filter_map(Id::deadline);
-        self.due = ids.chain(self.orphans.iter().filter_map(Connection::deadline)).min();
-    }
-
-    fn deliver(&mut self, now: u64, message: &Message, ports: Ports<'_>) {
-        match &message.body {
-            Body::Req { service, kind, side } => {
-                self.request(message, *service, *kind, side, ports);
-            }
-            Body::SidrReq { service, private_data } => {
-                self.sidr_request(message, *service, private_data, ports);
-            }
-            Body::SidrRep { .. } => self.sidr_reply(message, ports),
-            _ => self.deliver_to_connection(now, message),
-        }
-    }
-
-    fn deliver_to_connection(&mut self, now: u64, message: &Message) {
-        // A requester that gives up does not know the peer's number, as `cm_acquire_rejected_id` says.
-        let gives_up = matches!(message.body, Body::Rej { .. }) && message.remote == 0;
-        let of = |connection: &Connection| match gives_up {
-            true => connection.remote == message.local && connection.to == message.from,
-            false => connection.local == message.remote && connection.from == message.to,
-        };
-        let found = self.ids.iter().find(|(_, id)| id.connection().is_some_and(of));
-        if let Some(number) = found.map(|(number, _)| *number) {
-            let connection = self.ids.get_mut(&number).and_then(Id::connection_mut);
-            if let Some(output) = connection.map(|connection| connection.handle(now, message)) {
-                self.put_out(number, output);
-            }
-            return;
-        }
-        if let Some(orphan) = self.orphans.iter_mut().find(|orphan| of(orphan)) {
-            self.in_flight.extend(orphan.handle(now, message).messages);
-            return;
-        }
-        // As `cm_issue_drep`: an unknown connection has ended.
-        if message.body == Body::Dreq {
-            self.in_flight.push_back(message.reply(Body::Drep));
-        }
+        self.connections.deadline()
     }
 
     /// The listener for a service at an address.
@@ -637,7 +614,7 @@ impl Manager {
         message: &Message,
         service: Service,
         ports: Ports<'_>,
-        role: Role,
+        connection: u32,
     ) -> Option<u32> {
         let parent = self.ids.get_mut(&listener)?;
         let Role::Listener { room } = &mut parent.role else { return None };
@@ -649,12 +626,13 @@ impl Manager {
         child.peer = Some(Address::of_gid(&message.from, service.source_port));
         child.device = ports.find(&message.to).map(|(device, _)| device);
         // As `cma_ib_new_conn_id`; a request for a datagram service has no path.
-        if matches!(role, Role::Connected(_)) {
-            child.path = ports.path(&message.to, &message.from, 0);
+        if let Some(connection) = self.connections.get(connection) {
+            let path = ports.path(&message.to, &message.from, 0);
+            child.path = path.map(|path| path.with_mtu(connection.mtu));
         }
         child.state = IdState::Connecting;
         (child.parent, child.unseen) = (Some(listener), true);
-        child.role = role;
+        self.give(number, connection);
         Some(number)
     }
 
@@ -664,92 +642,62 @@ impl Manager {
         self.report(listener, event);
     }
 
-    fn request(
-        &mut self,
-        message: &Message,
-        service: Service,
-        kind: Transport,
-        side: &Side,
-        ports: Ports<'_>,
-    ) {
-        let again = |id: &Id| {
-            let of = |connection: &Connection| {
-                connection.remote == message.local && connection.to == message.from
-            };
-            id.connection().is_some_and(of)
+    /// Takes a request of a peer, which has this number.
+    fn requested(&mut self, connection: u32, message: &Message, ports: Ports<'_>) {
+        let (service, refusal, param, ece) = match &message.body {
+            Body::Req { service, side, .. } => {
+                let reason = match self.is_heard(*service, ports.find(&message.to)) {
+                    true => REJ_CONSUMER_DEFINED,
+                    false => REJ_INVALID_SERVICE_ID,
+                };
+                (*service, reason, Param::Conn(side.mirrored(), REQ_DATA), side.ece)
+            }
+            Body::SidrReq { service, private_data } => {
+                let (vector, qpn, qkey, room) = (None, 0, 0, SIDR_REQ_DATA);
+                let param = Param::Ud { vector, qpn, qkey, data: private_data.clone(), room };
+                (*service, SIDR_UNSUPPORTED, param, message::Ece::default())
+            }
+            _ => return,
         };
-        if self.ids.values().any(again) {
-            // A duplicate; the answer to the first is on its way.
-            return;
-        }
-        let refuse = |reason: u32| message.reply(Body::Rej { reason, private_data: Vec::new() });
         let Some(listener) = self.listener(service, &message.to) else {
-            let reason = match self.is_heard(service, ports.find(&message.to)) {
-                true => REJ_CONSUMER_DEFINED,
-                false => REJ_INVALID_SERVICE_ID,
-            };
-            return self.in_flight.push_back(refuse(reason));
+            return self.refuse(connection, refusal);
         };
         // As `cma_ib_check_req_qp_type`.
-        if self.ids.get(&listener).is_some_and(|listener| listener.transport() != kind) {
-            return self.in_flight.push_back(refuse(REJ_CONSUMER_DEFINED));
+        let fits = |listener: &Id| match &message.body {
+            Body::Req { kind, .. } => listener.transport() == *kind,
+            _ => true,
+        };
+        if !self.ids.get(&listener).is_some_and(fits) {
+            return self.refuse(connection, REJ_CONSUMER_DEFINED);
         }
-        let local = self.new_connection();
-        let passive = Connection::requested(local, message, kind, side);
-        let role = Role::Connected(passive);
-        match self.make_child(listener, message, service, ports, role) {
+        match self.make_child(listener, message, service, ports, connection) {
             Some(child) => {
-                let param = Param::Conn(side.mirrored(), REQ_DATA);
                 let event = Event::new(id::CONNECT_REQUEST, 0, param);
-                self.tell_listener(listener, child, Event { ece: side.ece, ..event });
+                self.tell_listener(listener, child, Event { ece, ..event });
             }
-            None => self.in_flight.push_back(refuse(REJ_CONSUMER_DEFINED)),
+            None => {
+                let is_connection = self.connections.get(connection).is_some();
+                let reason = if is_connection { REJ_CONSUMER_DEFINED } else { SIDR_REJECT };
+                self.refuse(connection, reason);
+            }
         }
     }
 
-    fn sidr_request(&mut self, message: &Message, service: Service, data: &[u8], ports: Ports<'_>) {
-        let again = |id: &Id| match &id.role {
-            Role::Asked { request } => {
-                request.local == message.local && request.from == message.from
-            }
-            _ => false,
+    /// Refuses a request that no id takes: a connection with a reason, a query with a status.
+    fn refuse(&mut self, number: u32, why: u32) {
+        match self.connections.get(number) {
+            Some(_) => self.connections.reject(number, why, Vec::new()),
+            None => self.connections.answer(number, why, Side::default(), 0, Vec::new()),
         };
-        if self.ids.values().any(again) {
+        self.connections.forget(number);
+    }
+
+    /// Takes the answer of a datagram service.
+    fn answered(&mut self, number: u32, message: &Message, ports: Ports<'_>) {
+        let Body::SidrRep { status, qpn, qkey, ece, private_data, .. } = &message.body else {
             return;
-        }
-        let Some(listener) = self.listener(service, &message.to) else {
-            let refusal = sidr_answer(message, SIDR_UNSUPPORTED, Vec::new());
-            return self.in_flight.push_back(refusal);
         };
-        let role = Role::Asked { request: message.clone() };
-        match self.make_child(listener, message, service, ports, role) {
-            Some(child) => {
-                let param = Param::Ud {
-                    vector: None,
-                    qpn: 0,
-                    qkey: 0,
-                    data: data.to_vec(),
-                    room: SIDR_REQ_DATA,
-                };
-                let event = Event::new(id::CONNECT_REQUEST, 0, param);
-                self.tell_listener(listener, child, event);
-            }
-            None => self.in_flight.push_back(sidr_answer(message, SIDR_REJECT, Vec::new())),
-        }
-    }
-
-    fn sidr_reply(&mut self, message: &Message, ports: Ports<'_>) {
-        let Body::SidrRep { status, qpn, qkey, ece, private_data } = &message.body else { return };
-        let of = |id: &Id| match &id.role {
-            Role::Asking { message: asked, .. } => {
-                asked.local == message.remote && asked.from == message.to
-            }
-            _ => false,
-        };
-        let found = self.ids.iter().find(|(_, id)| of(id)).map(|(number, _)| *number);
-        let Some(number) = found else { return };
         let Some(id) = self.ids.get_mut(&number) else { return };
-        id.role = Role::None;
         if *status != 0 {
             id.state = IdState::Disconnected;
             let event = Event::new(id::UNREACHABLE, *status as i32, Param::None);
@@ -825,16 +773,6 @@ const REP_DATA: usize = 196;
 const REJ_DATA: usize = 148;
 const SIDR_REQ_DATA: usize = 180;
 const SIDR_REP_DATA: usize = 136;
-
-fn sidr_answer(request: &Message, status: u32, private_data: Vec<u8>) -> Message {
-    let ece = message::Ece::default();
-    request.reply(Body::SidrRep { status, qpn: 0, qkey: 0, ece, private_data })
-}
-
-fn sidr_refusal(request: &Message, private_data: Vec<u8>) -> Output {
-    let message = sidr_answer(request, SIDR_REJECT, private_data);
-    Output { messages: vec![message], ..Output::default() }
-}
 
 /// Whether the process may bind ports below 1024.
 fn may_bind_privileged() -> bool {

@@ -179,6 +179,7 @@ impl FabricBuilder {
             let function = kernel.drivers[0].function();
             kernel.switch.lead_outside(function, udp::random() as u32);
             kernel.transmitter = Some(Transmitter::new(wire.clone()));
+            kernel.cm.be_random(udp::random());
         }
         let world = World::new(kernel, self.mode, wire).map_err(FabricError::UdpThread)?;
         if prints == Prints::Always {

@@ -56,6 +56,7 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use uverbs_connectx::decisions::Decisions;
@@ -999,6 +1000,7 @@ impl Kernel {
                 self.report_to_all(device, event, 1);
             }
         }
+        worked |= self.take_in_mads(now);
         if self.cm.has_work(now) {
             let ports = Ports(&self.drivers);
             let (rates, decisions, history) = (self.rates, &mut self.decisions, &mut self.history);
@@ -1015,10 +1017,34 @@ impl Kernel {
                 }
                 lost
             });
+            for outgoing in self.cm.take_outgoing() {
+                let to = IpAddr::from(outgoing.to).to_canonical();
+                self.switch.send_mad(to, &outgoing.mad);
+            }
         }
         if self.is_crowded() {
             self.crowded.store(false, Ordering::Relaxed);
             self.files.values().flat_map(|file| &file.events).for_each(EventFile::flush);
+        }
+        worked
+    }
+
+    /// Hands the connection manager the datagrams that came for it from outside; returns whether there were any.
+    fn take_in_mads(&mut self, now: u64) -> bool {
+        let mut worked = false;
+        while let Some(mad) = self.switch.take_mad() {
+            worked = true;
+            // One device has a way out, and one address.
+            let to = self.drivers.first().and_then(|driver| driver.interface.gids.first());
+            let Some(to) = to.map(|entry| entry.gid) else { continue };
+            let from = match mad.from {
+                IpAddr::V4(from) => from.to_ipv6_mapped().octets(),
+                IpAddr::V6(from) => from.octets(),
+            };
+            let taken = self.cm.receive(now, (from, to), &mad.bytes, Ports(&self.drivers));
+            if let (Err(_), Some(transmitter)) = (taken, &mut self.transmitter) {
+                transmitter.refuse_mad();
+            }
         }
         worked
     }

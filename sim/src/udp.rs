@@ -80,7 +80,7 @@ pub struct UdpCounters {
     pub partition: u64,
     /// With a wrong Q_Key.
     pub qkey: u64,
-    /// For general services (QP1) and no management datagram, or one too many.
+    /// For general services (QP1) and no message that the connection manager takes, or one too many.
     pub management: u64,
     /// While the port had no link.
     pub link: u64,
@@ -331,6 +331,12 @@ impl Transmitter {
             .map(|((address, parts), control)| MMsgHdr::new_with_addr(address, parts, control))
             .collect();
         sendmmsg(&self.wire.socket, &mut messages, SendFlags::NOSIGNAL)
+    }
+
+    /// Counts a management datagram that the connection manager does not take.
+    pub(crate) fn refuse_mad(&mut self) {
+        self.counters.received = self.counters.received.saturating_sub(1);
+        self.counters.management += 1;
     }
 
     /// Counts a datagram, and lets the switch handle its packet if there was one.

@@ -98,7 +98,7 @@ async fn talk(stage: &Stage, address: std::net::SocketAddr, mut dice: Dice) -> R
     let channel = stage.channel(0, &context)?;
     let (qp, pool) = create(stage, &context)?;
     let ended = {
-        // A REQ that is lost goes again after 8.6 s, so that two of them already take longer than the default.
+        // A REQ that is lost goes again after 4.6 s, so that three of them already take longer than the default.
         let connector = Connector::new(address)?.source("10.0.0.1:0".parse()?).timeout(PATIENCE);
         let connected = timeout(PATIENCE, channel.connect(&connector, |_| Ok(qp.clone())));
         match connected.await? {

@@ -16,18 +16,57 @@
 //!                         ▼                              ▼
 //!                      DreqSent ──── DREP ────►       TimeWait
 //! ```
+//!
+//! A message that comes again is answered from the state:
+//!
+//! | message | state | answer |
+//! |---|---|---|
+//! | REQ | ReqReceived | MRA: the program takes its time |
+//! | REQ | TimeWait | REJ, stale connection |
+//! | REP | RepReceived | MRA |
+//! | REP | Established | RTU |
+//! | DREQ | TimeWait | DREP |
+//!
+//! Anything else that does not fit the state is dropped.
 
-use super::message::{Body, Gid, Message, PrivateData, Service, Side, Transport};
+use super::message::{About, Body, Gid, Message, PrivateData, Service, Side, Terms, Transport};
 
 /// Retries of a message: `CMA_MAX_CM_RETRIES`.
 pub(super) const RETRIES: u8 = 15;
-/// Nanoseconds until a message is sent again: twice 4.096 µs · 2²⁰, `CMA_CM_RESPONSE_TIMEOUT`.
-pub(super) const RESPONSE_TIMEOUT: u64 = 2 * (4_096 << 20);
-/// Nanoseconds for which a connection that ended keeps its number.
-const TIME_WAIT: u64 = 2 * (4_096 << 20);
+/// Time until a peer answers: `CMA_CM_RESPONSE_TIMEOUT`.
+const RESPONSE_TIMEOUT: u8 = 20;
+/// Time that a packet is under way: `CMA_IBOE_PACKET_LIFETIME`.
+const PACKET_LIFE_TIME: u8 = 16;
+/// Time of an acknowledgement, for which a connection that ended keeps its number, too: that of a packet both ways, and of
+/// a device as slow (`cm_ack_timeout`).
+pub(super) const ACK_TIMEOUT: u8 = PACKET_LIFE_TIME + 2;
+/// Time that a program takes for its answer: `CMA_CM_MRA_SETTING`.
+const SERVICE_TIMEOUT: u8 = 24;
+/// The longest time of a peer's choice.
+const LONGEST_TIMEOUT: u8 = SERVICE_TIMEOUT;
+
+/// Nanoseconds until a request is sent again.
+pub(super) const REQUEST_INTERVAL: u64 =
+    2 * nanoseconds(PACKET_LIFE_TIME) + nanoseconds(RESPONSE_TIMEOUT);
+
+/// About 4.096 µs · 2ⁿ, as `cm_convert_to_ms` rounds it.
+const fn nanoseconds(timeout: u8) -> u64 {
+    1_000_000 << timeout.saturating_sub(8)
+}
+
+/// The same of a time that a peer chose: neither does it hold a connection for hours, nor does one request have many
+/// answers at once, which go to whoever it names as its sender.
+fn peers_nanoseconds(timeout: u8) -> u64 {
+    nanoseconds(timeout.clamp(PACKET_LIFE_TIME, LONGEST_TIMEOUT))
+}
 
 /// The reasons for a rejection that the machine itself gives: `enum ib_cm_rej_reason`.
+pub(crate) const REJ_NO_RESOURCES: u32 = 3;
 pub(crate) const REJ_TIMEOUT: u32 = 4;
+pub(crate) const REJ_INVALID_COMM_ID: u32 = 6;
+pub(crate) const REJ_STALE_CONN: u32 = 10;
+pub(super) const REJ_INVALID_GID: u32 = 12;
+pub(super) const REJ_INVALID_MTU: u32 = 26;
 pub(crate) const REJ_CONSUMER_DEFINED: u32 = 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +82,11 @@ pub(crate) enum State {
     Closed,
 }
 
-/// An event of a connection.
+/// An event of a connection, or of a query of a datagram service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
+    /// A peer asks for a connection, or for the queue pair of a datagram service.
+    Requested(Message),
     /// The peer accepted, with these parameters.
     Response(Side),
     Rejected {
@@ -55,10 +96,24 @@ pub(crate) enum Report {
     /// The peer did not answer.
     Unreachable,
     Established,
+    /// A datagram service answered.
+    Answered(Message),
     /// Either side ended the connection.
     Disconnected,
     /// The connection's number may be used again.
     TimeWaitExit,
+}
+
+/// A message that waits for an answer.
+#[derive(Clone, Debug)]
+struct Pending {
+    message: Message,
+    /// How often it may still be sent.
+    left: u8,
+    /// Nanoseconds between two of them.
+    interval: u64,
+    /// Whether the peer asked for more time.
+    is_extended: bool,
 }
 
 /// One end of a connection.
@@ -74,8 +129,14 @@ pub(crate) struct Connection {
     /// Our parameters.
     pub(crate) own: Side,
     pub(crate) transport: Transport,
-    /// The message that waits for an answer, and how often it may still be sent.
-    pending: Option<(Body, u8)>,
+    /// `enum ib_mtu` of the path.
+    pub(crate) mtu: u8,
+    /// The transaction ID of the handshake.
+    transaction: u64,
+    /// Nanoseconds between two of our messages, and how often one is sent again.
+    interval: u64,
+    retries: u8,
+    pending: Option<Pending>,
     due: Option<u64>,
 }
 
@@ -103,6 +164,10 @@ impl Connection {
             peer: Side::default(),
             own: Side::default(),
             transport,
+            mtu: 0,
+            transaction: local.into(),
+            interval: REQUEST_INTERVAL,
+            retries: RETRIES,
             pending: None,
             due: None,
         }
@@ -114,6 +179,7 @@ impl Connection {
         request: &Message,
         transport: Transport,
         side: &Side,
+        terms: &Terms,
     ) -> Connection {
         let mirrored = side.mirrored();
         let own = Side {
@@ -127,32 +193,54 @@ impl Connection {
             remote: request.local,
             peer: side.clone(),
             own,
+            mtu: terms.mtu,
+            transaction: request.transaction,
+            interval: peers_nanoseconds(terms.response_timeout),
+            retries: terms.retries,
             ..Connection::new(local, request.to, request.from, transport)
         }
     }
 
     fn message(&self, body: Body) -> Message {
-        Message { from: self.from, to: self.to, local: self.local, remote: self.remote, body }
+        Message {
+            from: self.from,
+            to: self.to,
+            local: self.local,
+            remote: self.remote,
+            transaction: self.transaction,
+            body,
+        }
     }
 
     /// Sends a message, again and again until an answer comes.
     fn ask(&mut self, now: u64, body: Body, output: &mut Output) {
-        self.pending = Some((body.clone(), RETRIES));
-        self.due = Some(now + RESPONSE_TIMEOUT);
-        output.messages.push(self.message(body));
+        let message = self.message(body);
+        output.messages.push(message.clone());
+        let (left, interval) = (self.retries, self.interval);
+        self.pending = Some(Pending { message, left, interval, is_extended: false });
+        self.due = Some(now + interval);
     }
 
     fn answered(&mut self) {
         (self.pending, self.due) = (None, None);
     }
 
-    /// Asks for a connection.
-    pub(crate) fn connect(&mut self, now: u64, service: Service, mut side: Side) -> Output {
+    /// Asks for a connection over a path.
+    pub(crate) fn connect(
+        &mut self,
+        now: u64,
+        service: Service,
+        mut side: Side,
+        (mtu, traffic_class): (u8, u8),
+    ) -> Output {
         let mut output = Output::default();
         side.starting_psn = first_psn(self.local);
         self.own = side.clone();
+        self.mtu = mtu;
         self.state = State::ReqSent;
-        self.ask(now, Body::Req { service, kind: self.transport, side }, &mut output);
+        let (response_timeout, retries) = (RESPONSE_TIMEOUT, RETRIES);
+        let terms = Terms { mtu, traffic_class, response_timeout, retries };
+        self.ask(now, Body::Req { service, kind: self.transport, side, terms }, &mut output);
         output
     }
 
@@ -165,7 +253,7 @@ impl Connection {
         let mut output = Output::default();
         self.own = side.clone();
         self.state = State::RepSent;
-        self.ask(now, Body::Rep { side }, &mut output);
+        self.ask(now, Body::Rep { kind: self.transport, side }, &mut output);
         Some(output)
     }
 
@@ -180,16 +268,15 @@ impl Connection {
 
     /// Rejects a request, or a reply.
     pub(crate) fn reject(&mut self, reason: u32, private_data: PrivateData) -> Option<Output> {
-        let can = matches!(
-            self.state,
-            State::ReqReceived | State::RepReceived | State::RepSent | State::ReqSent
-        );
-        if !can {
-            return None;
-        }
+        let about = match self.state {
+            State::ReqReceived => About::Req,
+            State::RepReceived => About::Rep,
+            State::RepSent | State::ReqSent => About::Other,
+            _ => return None,
+        };
         self.answered();
         self.state = State::Closed;
-        let message = self.message(Body::Rej { reason, private_data });
+        let message = self.message(Body::Rej { about, reason, private_data });
         Some(Output { messages: vec![message], ..Output::default() })
     }
 
@@ -199,7 +286,7 @@ impl Connection {
         match self.state {
             State::Established | State::RepSent | State::RepReceived => {
                 self.state = State::DreqSent;
-                self.ask(now, Body::Dreq, &mut output);
+                self.ask(now, Body::Dreq { qpn: self.peer.qpn }, &mut output);
             }
             // The peer ended it, or this side did before.
             State::TimeWait | State::DreqSent => {}
@@ -238,7 +325,18 @@ impl Connection {
     pub(crate) fn handle(&mut self, now: u64, message: &Message) -> Output {
         let mut output = Output::default();
         match (&message.body, self.state) {
-            (Body::Rep { side }, State::ReqSent) => {
+            // A duplicate: the program has not answered the first one.
+            (Body::Req { .. }, State::ReqReceived) => self.put_off(About::Req, &mut output),
+            (Body::Req { .. }, State::TimeWait) => {
+                let (about, reason) = (About::Req, REJ_STALE_CONN);
+                let refusal = Body::Rej { about, reason, private_data: Vec::new() };
+                output.messages.push(message.reply(refusal));
+            }
+            (Body::Mra { about: About::Req, timeout }, State::ReqSent)
+            | (Body::Mra { about: About::Rep, timeout }, State::RepSent) => {
+                self.extend(now, *timeout);
+            }
+            (Body::Rep { side, .. }, State::ReqSent) => {
                 self.answered();
                 self.remote = message.local;
                 self.peer = side.clone();
@@ -248,6 +346,7 @@ impl Connection {
                 self.own.initiator_depth = mirrored.initiator_depth;
                 output.reports.push(Report::Response(mirrored));
             }
+            (Body::Rep { .. }, State::RepReceived) => self.put_off(About::Rep, &mut output),
             // The confirmation was lost.
             (Body::Rep { .. }, State::Established) => {
                 output.messages.push(self.message(Body::Rtu));
@@ -258,7 +357,7 @@ impl Connection {
                 output.reports.push(Report::Established);
             }
             (
-                Body::Rej { reason, private_data },
+                Body::Rej { reason, private_data, .. },
                 State::ReqSent | State::ReqReceived | State::RepSent | State::RepReceived,
             ) => {
                 self.answered();
@@ -266,25 +365,42 @@ impl Connection {
                 let (reason, private_data) = (*reason, private_data.clone());
                 output.reports.push(Report::Rejected { reason, private_data });
             }
-            (Body::Rej { .. }, State::Established) => self.end(now, &mut output),
+            (Body::Rej { .. }, State::Established | State::DreqSent) => self.end(now, &mut output),
+            // As `cm_dreq_handler`, which looks for another queue pair first.
+            (Body::Dreq { qpn }, _) if *qpn != self.own.qpn => {}
             (
-                Body::Dreq,
+                Body::Dreq { .. },
                 State::Established | State::RepSent | State::RepReceived | State::DreqSent,
             ) => {
-                output.messages.push(self.message(Body::Drep));
+                output.messages.push(message.reply(Body::Drep));
                 self.end(now, &mut output);
             }
-            (Body::Dreq, State::TimeWait) => output.messages.push(self.message(Body::Drep)),
+            (Body::Dreq { .. }, State::TimeWait) => output.messages.push(message.reply(Body::Drep)),
             (Body::Drep, State::DreqSent) => self.end(now, &mut output),
             _ => {}
         }
         output
     }
 
+    /// Answers a duplicate with an MRA, as the delayed one of `cma_ib_req_handler` and `cma_ib_handler`.
+    fn put_off(&self, about: About, output: &mut Output) {
+        output.messages.push(self.message(Body::Mra { about, timeout: SERVICE_TIMEOUT }));
+    }
+
+    /// Waits for longer, once for a message.
+    fn extend(&mut self, now: u64, timeout: u8) {
+        let Some(pending) = self.pending.as_mut().filter(|pending| !pending.is_extended) else {
+            return;
+        };
+        pending.is_extended = true;
+        pending.interval = peers_nanoseconds(timeout) + nanoseconds(ACK_TIMEOUT);
+        self.due = Some(now + pending.interval);
+    }
+
     fn end(&mut self, now: u64, output: &mut Output) {
         self.answered();
         self.state = State::TimeWait;
-        self.due = Some(now + TIME_WAIT);
+        self.due = Some(now + nanoseconds(ACK_TIMEOUT));
         output.reports.push(Report::Disconnected);
     }
 
@@ -305,15 +421,15 @@ impl Connection {
             output.reports.push(Report::TimeWaitExit);
             return output;
         }
-        match self.pending.take() {
-            Some((body, left)) if left > 0 => {
-                output.messages.push(self.message(body.clone()));
-                self.pending = Some((body, left - 1));
-                self.due = Some(now + RESPONSE_TIMEOUT);
+        match &mut self.pending {
+            Some(pending) if pending.left > 0 => {
+                pending.left -= 1;
+                output.messages.push(pending.message.clone());
+                self.due = Some(now + pending.interval);
             }
             _ if self.state == State::DreqSent => self.end(now, &mut output),
             _ => {
-                self.due = None;
+                self.answered();
                 self.state = State::Closed;
                 output.reports.push(Report::Unreachable);
             }
@@ -332,9 +448,10 @@ mod tests {
 
     fn ends() -> (Connection, Connection) {
         let mut active = Connection::new(1, A, B, Transport::Rc);
-        let output = active.connect(0, SERVICE, Side { qpn: 5, ..Side::default() });
-        let Body::Req { side, .. } = &output.messages[0].body else { panic!("no request") };
-        let passive = Connection::requested(2, &output.messages[0], Transport::Rc, side);
+        let side = Side { qpn: 5, ..Side::default() };
+        let output = active.connect(0, SERVICE, side, (3, 0));
+        let Body::Req { side, terms, .. } = &output.messages[0].body else { panic!("no request") };
+        let passive = Connection::requested(2, &output.messages[0], Transport::Rc, side, terms);
         (active, passive)
     }
 

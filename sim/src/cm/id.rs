@@ -2,8 +2,7 @@
 
 use super::CmFileId;
 use super::address::Address;
-use super::connection::Connection;
-use super::message::{Ece, Message, Side, Transport};
+use super::message::{Ece, Side, Transport};
 use super::path::Path;
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 
@@ -51,17 +50,8 @@ pub(super) enum Role {
     Listener {
         room: u32,
     },
-    Connected(Connection),
-    /// It has asked a datagram service, and repeats the request when `due`.
-    Asking {
-        message: Message,
-        left: u8,
-        due: u64,
-    },
-    /// It has received a request for a datagram service.
-    Asked {
-        request: Message,
-    },
+    /// It has a connection, or a query of a datagram service, with this number.
+    Connected(u32),
     /// It is in a multicast group, for another id.
     Member {
         of: u32,
@@ -170,25 +160,10 @@ impl Id {
         }
     }
 
-    pub(super) fn connection(&self) -> Option<&Connection> {
-        match &self.role {
-            Role::Connected(connection) => Some(connection),
-            _ => None,
-        }
-    }
-
-    pub(super) fn connection_mut(&mut self) -> Option<&mut Connection> {
-        match &mut self.role {
-            Role::Connected(connection) => Some(connection),
-            _ => None,
-        }
-    }
-
-    /// When the next timer of the id is due.
-    pub(super) fn deadline(&self) -> Option<u64> {
-        match &self.role {
-            Role::Connected(connection) => connection.deadline(),
-            Role::Asking { due, .. } => Some(*due),
+    /// The number of its connection or query.
+    pub(super) fn number(&self) -> Option<u32> {
+        match self.role {
+            Role::Connected(number) => Some(number),
             _ => None,
         }
     }

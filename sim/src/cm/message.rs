@@ -1,10 +1,11 @@
 //! Messages of the connection manager, as values.
 //!
-//! Pairs with chapter 12 of the InfiniBand specification and `core/cm_msgs.h`. A message travels between the
-//! ports of a fabric as a value; this module does not encode it.
+//! Pairs with chapter 12 of the InfiniBand specification and `core/cm_msgs.h`. A message travels between the ports of a
+//! fabric as a value; [`wire`](super::wire) encodes one that leaves the process.
 
 use std::fmt;
 use std::net::Ipv6Addr;
+pub(crate) use uverbs_roce::cm::About;
 
 /// The address of an end: its IP address as a GID, as RoCE has it. On InfiniBand it is not the port's GID.
 pub(crate) type Gid = [u8; 16];
@@ -49,21 +50,42 @@ impl Side {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     /// Asks for a connection with a service.
-    Req { service: Service, kind: Transport, side: Side },
+    Req { service: Service, kind: Transport, side: Side, terms: Terms },
+    /// The answer to a message takes the program up to 4.096 µs · 2ⁿ.
+    Mra { about: About, timeout: u8 },
     /// Answers a request.
-    Rep { side: Side },
+    Rep { kind: Transport, side: Side },
     /// Confirms the reply.
     Rtu,
     /// Refuses a request or a reply.
-    Rej { reason: u32, private_data: PrivateData },
-    /// Ends a connection.
-    Dreq,
+    Rej { about: About, reason: u32, private_data: PrivateData },
+    /// Ends a connection of the receiver's queue pair.
+    Dreq { qpn: u32 },
     /// Confirms the end of a connection.
     Drep,
     /// Asks a datagram service for its queue pair.
     SidrReq { service: Service, private_data: PrivateData },
     /// Answers with a queue pair, or with a status that is not 0.
-    SidrRep { status: u32, qpn: u32, qkey: u32, ece: Ece, private_data: PrivateData },
+    SidrRep {
+        service: Service,
+        status: u32,
+        qpn: u32,
+        qkey: u32,
+        ece: Ece,
+        private_data: PrivateData,
+    },
+}
+
+/// What a request says about the path and about messages of the connection manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// `enum ib_mtu` of the path.
+    pub(crate) mtu: u8,
+    pub(crate) traffic_class: u8,
+    /// Time in which either side answers: 4.096 µs · 2ⁿ.
+    pub(crate) response_timeout: u8,
+    /// How often a message is sent again.
+    pub(crate) retries: u8,
 }
 
 impl fmt::Display for Message {
@@ -74,10 +96,11 @@ impl fmt::Display for Message {
             Body::Req { service, side, .. } => {
                 write!(f, "REQ of port {} from qp {:#x}", service.port, side.qpn)
             }
-            Body::Rep { side } => write!(f, "REP from qp {:#x}", side.qpn),
+            Body::Mra { about, .. } => write!(f, "MRA of {about:?}"),
+            Body::Rep { side, .. } => write!(f, "REP from qp {:#x}", side.qpn),
             Body::Rtu => f.write_str("RTU"),
             Body::Rej { reason, .. } => write!(f, "REJ, reason {reason}"),
-            Body::Dreq => f.write_str("DREQ"),
+            Body::Dreq { .. } => f.write_str("DREQ"),
             Body::Drep => f.write_str("DREP"),
             Body::SidrReq { service, .. } => write!(f, "SIDR_REQ of port {}", service.port),
             Body::SidrRep { status, qpn, .. } => {
@@ -89,16 +112,11 @@ impl fmt::Display for Message {
 }
 
 /// The type of the queue pairs of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
-    Rc,
-    Uc,
-    Xrc,
-}
+pub(crate) use uverbs_roce::cm::Service as Transport;
 
 /// The service that a request is for: a port space, a port, and both addresses as `rdma_cm` puts them into
 /// private data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Service {
     pub(crate) space: u16,
     pub(crate) port: u16,
@@ -114,6 +132,8 @@ pub(crate) struct Message {
     pub(crate) local: u32,
     /// The receiver's number; 0 in a request.
     pub(crate) remote: u32,
+    /// The transaction ID, which an answer has of what it answers.
+    pub(crate) transaction: u64,
     pub(crate) body: Body,
 }
 
@@ -121,6 +141,6 @@ impl Message {
     /// A message back to the sender.
     pub(crate) fn reply(&self, body: Body) -> Message {
         let (from, to) = (self.to, self.from);
-        Message { from, to, local: self.remote, remote: self.local, body }
+        Message { from, to, local: self.remote, remote: self.local, body, ..*self }
     }
 }

@@ -33,6 +33,12 @@ impl Path {
         self.0[54] & 0x3f
     }
 
+    /// The same path with another MTU.
+    pub(super) fn with_mtu(mut self, mtu: u8) -> Path {
+        self.0[54] = EXACTLY | mtu & 0x3f;
+        self
+    }
+
     /// The longest time that a packet is under way: 4.096 µs · 2ⁿ.
     pub(super) fn packet_life_time(&self) -> u8 {
         self.0[56] & 0x3f
@@ -40,10 +46,21 @@ impl Path {
 }
 
 impl Ports<'_> {
-    /// The path from one address to another; `None` if no port has one of them.
+    /// The path from one address to another; `None` if no port has one of them, and the other one is not outside of the
+    /// fabric.
     pub(super) fn path(&self, from: &Gid, to: &Gid, tos: u8) -> Option<Path> {
-        let ((own, own_index), (peer, peer_index)) = (self.find(from)?, self.find(to)?);
-        let (own, peer) = (&self.0[own], &self.0[peer]);
+        let (own, own_index) = self.find(from)?;
+        let leads_out = self.leads_out(own);
+        let own = &self.0[own];
+        let (peer, peer_gid) = match self.find(to) {
+            Some((peer, index)) => {
+                let peer = &self.0[peer];
+                (peer, peer.interface.gids.get(index)?.gid)
+            }
+            // Nothing is known of it: the sender's MTU and rate count, as on RoCE.
+            None if leads_out => (own, *to),
+            None => return None,
+        };
         // On RoCE as `cma_resolve_iboe_route`: 40 Gbit/s is the highest rate that it knows. On InfiniBand 100 Gbit/s.
         let (dlid, slid, rate, life, hops) = match (&own.infiniband, &peer.infiniband) {
             (Some((slid, _)), Some((dlid, _))) => (*dlid, *slid, 16, 18, 0),
@@ -51,7 +68,7 @@ impl Ports<'_> {
         };
         let mtu = own.interface.mtu.min(peer.interface.mtu);
         let mut record = [0; 64];
-        record[8..24].copy_from_slice(&peer.interface.gids.get(peer_index)?.gid);
+        record[8..24].copy_from_slice(&peer_gid);
         record[24..40].copy_from_slice(&own.interface.gids.get(own_index)?.gid);
         record[40..42].copy_from_slice(&dlid.to_be_bytes());
         record[42..44].copy_from_slice(&slid.to_be_bytes());

@@ -123,10 +123,7 @@ impl Manager {
         let is_closed = |file: &OpenCmFile| file.theirs.is_none() && is_hung_up(&file.ours);
         let closed = self.files.iter().filter(|(_, file)| is_closed(file));
         let closed: Vec<CmFileId> = closed.map(|(id, _)| *id).collect();
-        if !closed.is_empty() {
-            closed.into_iter().for_each(|id| self.close(now, id));
-            self.find_due();
-        }
+        closed.into_iter().for_each(|id| self.close(now, id));
     }
 
     /// Closes a file.
@@ -154,7 +151,6 @@ impl Manager {
             file.is_dead = true;
             let _ = file.ours.shutdown(std::net::Shutdown::Both);
         }
-        self.find_due();
         true
     }
 
@@ -179,9 +175,7 @@ impl Manager {
         let (header, rest) = rdma_ucm_cmd_hdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
         let bytes = rest.get(..usize::from(header.r#in)).ok_or(Errno::INVAL)?;
         let request = Request { user, bytes, room: header.out.into() };
-        let answer = self.run_command(header.cmd, file, &request, now, ports);
-        self.find_due();
-        answer
+        self.run_command(header.cmd, file, &request, now, ports)
     }
 
     fn run_command(
@@ -465,7 +459,8 @@ impl Manager {
         const RTR: u32 = 2;
         const RTS: u32 = 3;
         let asked: rdma_ucm_init_qp_attr = request.read()?;
-        let id = self.id(file, asked.id)?;
+        self.id(file, asked.id)?;
+        let id = self.ids.get(&asked.id).ok_or(Errno::NOENT)?;
         let device = id.device.ok_or(Errno::INVAL)?;
         let path = id.path.or_else(|| {
             let (from, to) = Manager::gids_of(id)?;
@@ -476,7 +471,7 @@ impl Manager {
             attr.pkey_index = ports.pkey_index(device, path.pkey()).ok_or(Errno::INVAL)?;
         }
         let mut mask = Mask::IB_QP_STATE;
-        match (asked.qp_state, id.connection()) {
+        match (asked.qp_state, self.connection_of(id)) {
             (INIT, _) if id.is_datagram() => {
                 mask |= Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT | Mask::IB_QP_QKEY;
                 (attr.port_num, attr.qkey) = (1, UDP_QKEY);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// From the bottom to the top; `docs/TRANSPORT.md` says what each file is for.
 const ROCE: &[Layer] = &[
     ("numbers", &["icrc", "mistake", "opcodes", "psn", "timers"]),
-    ("packets", &["datagram", "frame", "headers"]),
+    ("packets", &["cm", "datagram", "frame", "headers"]),
     ("the device", &["host"]),
     ("queue pairs", &["queue_pair", "request", "requester", "responder"]),
     ("the endpoint", &["endpoint"]),
