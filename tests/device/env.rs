@@ -7,10 +7,11 @@ use crate::pair::PATIENCE;
 use crate::testbed;
 use crate::verdict::{Stop, Verdict, require};
 use std::env::{var, var_os};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use uverbs::device::DriverId;
+use uverbs::device::{DriverId, devices_on};
 use uverbs::{Context, Device, Endpoint, GidEntry, Handshake, Mtu, QpControl};
 
 /// The names of the devices of a fabric in this process.
@@ -75,6 +76,43 @@ pub(crate) fn device() -> Device {
 /// A fresh context on the device under test.
 pub(crate) fn open() -> Verdict<Context> {
     Ok(Context::open(&device())?)
+}
+
+/// The side of each pair that is a device in this process, at an address outside of it: `a:10.0.1.2`. The other side is
+/// the device under test, which has to reach that address.
+const WIRE: &str = "UVERBS_TEST_WIRE";
+
+/// That side's device, and whether it is the first of each pair; `None` if all of them are on the device under test.
+fn wire() -> Result<Option<&'static (Device, bool)>, String> {
+    static AT: OnceLock<Result<Option<(Device, bool)>, String>> = OnceLock::new();
+    let look = || {
+        let Ok(text) = var(WIRE) else { return Ok(None) };
+        let wrong = || format!("{WIRE}={text}: give a side and an address, as in a:10.0.1.2");
+        let (side, address) = text.split_once(':').ok_or_else(wrong)?;
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let is_first = match side {
+            "a" => true,
+            "b" => false,
+            _ => return Err(wrong()),
+        };
+        let fabric = uverbs_sim::Fabric::builder().udp((address, uverbs_sim::ROCE_PORT).into());
+        let fabric = fabric.build().map_err(|error| format!("{WIRE}={text}: {error}"))?;
+        let device = devices_on(&fabric.system()).pop();
+        // The device is there until the process ends.
+        std::mem::forget(fabric);
+        device.map(|device| Some((device, is_first))).ok_or_else(|| format!("{WIRE}={text}: no device"))
+    };
+    AT.get_or_init(look).as_ref().map(Option::as_ref).map_err(String::clone)
+}
+
+/// Fresh contexts for the two sides of a pair.
+pub(crate) fn open_both() -> Verdict<(Context, Context)> {
+    let own = open()?;
+    Ok(match wire().map_err(Stop::fail)? {
+        None => (own, open()?),
+        Some((device, true)) => (Context::open(device)?, own),
+        Some((device, false)) => (own, Context::open(device)?),
+    })
 }
 
 /// The port of the device under test.

@@ -182,7 +182,7 @@ impl Pair {
 
     /// Two queue pairs in state RESET.
     pub(crate) fn unconnected(config: Config) -> Verdict<Pair> {
-        let (one, other) = (env::open()?, env::open()?);
+        let (one, other) = env::open_both()?;
         Pair::on(one, other, config)
     }
 
@@ -196,7 +196,7 @@ impl Pair {
 
     /// Two queue pairs ready to send to each other, whose queues are made in parent domains.
     pub(crate) fn within(config: Config, domain: &Extend<'_>) -> Verdict<Pair> {
-        let (one, other) = (env::open()?, env::open()?);
+        let (one, other) = env::open_both()?;
         let a = Side::within(one, &config, Psn::new(0xff_fff8), Some(domain))?;
         let b = Side::within(other, &config, Psn::new(0xff_ffff), Some(domain))?;
         let mut pair = Pair { a, b, config };

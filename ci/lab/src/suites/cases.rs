@@ -24,6 +24,7 @@ mod rdmacm;
 mod runner;
 mod soak;
 mod verbs;
+mod wire;
 mod workflow;
 
 use crate::machine::device::{DeviceName, Emulation};
@@ -78,6 +79,7 @@ const GROUPS: &[Group] = &[
     Group::new("soak", soak::run),
     Group { every_kernel: true, ..Group::new("programs", programs) },
     Group::new("rxe_programs", rxe_programs),
+    Group::new("wire", wire),
     // In these the device differs, and not the driver.
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
@@ -147,6 +149,11 @@ fn rxe_programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(doctor::peers());
     cases.extend(absence::on_rxe());
     context.group_on(DeviceName::Rxe, "rxe_programs", Emulation::default(), cases)
+}
+
+/// Our transport over UDP, with soft-RoCE at the other end.
+fn wire(context: &CaseContext<'_>) -> Vec<Report> {
+    context.group_on(DeviceName::Rxe, "wire", Emulation::default(), wire::cases())
 }
 
 fn infiniband(context: &CaseContext<'_>) -> Vec<Report> {
