@@ -450,7 +450,7 @@ mod tests {
     use super::*;
     use crate::fabric::Fabric;
     use std::time::Instant;
-    use uverbs_connectx::outside::{MAD, MOST_MADS, Mad};
+    use uverbs_connectx::outside::MAD;
 
     /// An address that no other test has, and a port that is not that of RoCE.
     fn at(host: u8) -> SocketAddr {
@@ -459,38 +459,16 @@ mod tests {
     }
 
     #[test]
-    fn management_datagrams_reach_general_services_and_no_flood_does() {
-        const FLOOD: usize = MOST_MADS + 40;
+    fn management_datagrams_that_are_no_messages_of_the_connection_manager_are_counted() {
         let [one, other] = [1, 2].map(|host| Fabric::builder().udp(at(host)).build().unwrap());
-        let send = |byte: u8| {
-            one.world.disturb(|kernel| kernel.switch.send_mad(at(2).ip(), &[byte; MAD]));
-        };
-        let arrived = |count: u64| {
-            let end = Instant::now() + Duration::from_secs(20);
-            let counters = || other.udp_counters().unwrap();
-            while counters().received + counters().dropped() < count {
-                assert!(Instant::now() < end, "{:?}", counters());
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            counters()
-        };
-        send(7);
-        assert_eq!(arrived(1).received, 1);
-        let take = || other.world.disturb(|kernel| kernel.switch.take_mad());
-        let expected = Mad { from: at(1).ip(), source_qpn: 1, pkey: 0xffff, bytes: [7; MAD] };
-        assert_eq!(take(), Some(expected));
-        assert_eq!(take(), None);
-        for sent in 0..FLOOD {
-            send(sent as u8);
-            // The socket's buffer has room for these.
-            if sent % 32 == 31 {
-                arrived(1 + sent as u64 + 1);
-            }
+        one.world.disturb(|kernel| kernel.switch.send_mad(at(2).ip(), &[7; MAD]));
+        let end = Instant::now() + Duration::from_secs(20);
+        let counters = || other.udp_counters().unwrap();
+        while counters().management == 0 {
+            assert!(Instant::now() < end, "{:?}", counters());
+            std::thread::sleep(Duration::from_millis(1));
         }
-        let counters = arrived(1 + FLOOD as u64);
-        assert_eq!((counters.received, counters.management), (1 + MOST_MADS as u64, 40));
-        let kept: Vec<u8> = std::iter::from_fn(take).map(|mad| mad.bytes[0]).collect();
-        assert_eq!(kept, (0..MOST_MADS).map(|sent| sent as u8).collect::<Vec<_>>());
+        assert_eq!((counters().received, counters().dropped()), (0, 1));
     }
 
     #[test]

@@ -100,7 +100,9 @@ fn wire() -> Result<Option<&'static (Device, bool)>, String> {
         let device = devices_on(&fabric.system()).pop();
         // The device is there until the process ends.
         std::mem::forget(fabric);
-        device.map(|device| Some((device, is_first))).ok_or_else(|| format!("{WIRE}={text}: no device"))
+        device
+            .map(|device| Some((device, is_first)))
+            .ok_or_else(|| format!("{WIRE}={text}: no device"))
     };
     AT.get_or_init(look).as_ref().map(Option::as_ref).map_err(String::clone)
 }
