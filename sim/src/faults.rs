@@ -429,6 +429,13 @@ impl Device {
         self.disturb(fault, |kernel| kernel.function(self.number).device_mut().invalidate_key(key))
     }
 
+    /// The number of objects that firmware has, by kind, those of the kernel included. Beside the lists of a context it
+    /// shows what a driver, or a program by DEVX, left on the device.
+    pub fn firmware_objects(&self) -> Vec<(&'static str, usize)> {
+        let counts = |kernel: &mut Kernel| kernel.function(self.number).device().objects().counts();
+        self.world.kernel().map_or_else(|_| Vec::new(), |mut kernel| counts(&mut kernel))
+    }
+
     /// Overflows the completion queue of one side of queue pair `qpn`: it takes no more completions, and the kernel
     /// reports `CQ_ERR`. Returns whether there was such a queue.
     pub fn overflow_cq(&self, qpn: u32, side: Side) -> bool {

@@ -560,10 +560,21 @@ impl Kernel {
         self.files.values()
     }
 
+    /// Forgets the files of events that the program closed, with the subscriptions that report to them.
+    fn forget_closed_events(&mut self, file: FileId) -> Result<()> {
+        let events = &mut self.file_mut(file)?.events;
+        let before = events.len();
+        events.retain(|events| !events.is_closed());
+        if events.len() < before {
+            self.driver(file)?.0.subscriptions.retain(|subscription| !subscription.is_over());
+        }
+        Ok(())
+    }
+
     /// Runs the ioctl whose message is at `address`.
     pub(crate) fn ioctl(&mut self, file: FileId, user: User<'_>, address: u64) -> Result<()> {
         self.reap();
-        self.file_mut(file)?.events.retain(|events| !events.is_closed());
+        self.forget_closed_events(file)?;
         let mut call = Call::read(file, user, address)?;
         if self.history.is_none() {
             return self.run_call(file, &mut call);
