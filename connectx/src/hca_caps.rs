@@ -113,6 +113,8 @@ fn general(options: &Options) -> Vec<u8> {
         (general::ece_support, full),
         (general::set_deth_sqpn, 1),
         (general::hca_cap_2, full),
+        (general::data_direct, full & u64::from(options.data_direct)),
+        (general::crossing_vhca_mkey, full & u64::from(options.data_direct)),
         (general::dp_ordering_ooo_all_rc, full),
         (general::dp_ordering_ooo_all_uc, full),
         (general::dp_ordering_ooo_all_ud, full),
@@ -171,9 +173,10 @@ fn general(options: &Options) -> Vec<u8> {
 }
 
 /// Capabilities that the first table has no room for.
-fn general_2() -> Vec<u8> {
+fn general_2(options: &Options) -> Vec<u8> {
     let mut cap = Bits::<general_2, _>::new(vec![0; GROUP]);
     cap.set(general_2::dp_ordering_force, 1);
+    cap.set(general_2::query_vuid, options.data_direct.into());
     cap.into_inner()
 }
 
@@ -300,7 +303,7 @@ impl HcaCaps {
         add(GENERAL, general(options));
         add(ATOMIC, if options.atomics { atomic() } else { vec![0; GROUP] });
         if !options.minimal {
-            add(GENERAL_2, general_2());
+            add(GENERAL_2, general_2(options));
         }
         add(DEVICE_MEMORY, device_memory());
         add(VIRTIO_EMULATION, virtio());

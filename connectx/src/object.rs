@@ -47,6 +47,8 @@ pub struct Objects {
     pub(crate) q_counters: ObjectTable<q_counter::QCounter>,
     pub(crate) flow_counters: ObjectTable<Traffic>,
     pub(crate) mkeys: ObjectTable<mkey::Mkey>,
+    /// Whether the data-direct function may access memory.
+    pub(crate) data_direct: bool,
     /// Pages of all queues and umems.
     pub(crate) listed_pages: ListedPages,
     /// Bytes of the translation lists of all mkeys.
@@ -88,6 +90,7 @@ impl Objects {
             q_counters: ObjectTable::new("counter set", 1..=0xff),
             flow_counters: ObjectTable::new("flow counter", 1..=0xffff),
             mkeys: ObjectTable::new("mkey", numbers(0x100, limits.log_max_mkey, 0x1_ffff)),
+            data_direct: false,
             listed_pages: ListedPages::default(),
             mkey_lists: 0,
             ranges: Cell::default(),

@@ -102,10 +102,21 @@ pub struct Options {
     pub xrc: bool,
     /// Whether there are atomics.
     pub atomics: bool,
+    /// Whether it has a data-direct function, as a ConnectX-8 does: a second PCI function, through which it reaches the
+    /// memory of some regions.
+    pub data_direct: bool,
     /// Limits of its objects.
     pub limits: Limits,
     /// Number of the function at the switch; its addresses derive from it.
     pub number: u32,
+}
+
+impl Options {
+    /// The identifier (VUID) that the function tells of its data-direct function, and that function in its vital product
+    /// data: the driver binds those whose identifiers are the same.
+    pub fn vuid(&self) -> String {
+        format!("UVERBS{:026X}MLNXS0D0F0", self.number)
+    }
 }
 
 impl Default for Options {
@@ -118,6 +129,7 @@ impl Default for Options {
             pkeys: vec![DEFAULT_PKEY],
             xrc: true,
             atomics: true,
+            data_direct: false,
             limits: Limits::FULL,
             number: 0,
         }

@@ -452,6 +452,14 @@ impl Device {
         self.disturb(fault, |kernel| kernel.fail_device(self.number));
     }
 
+    /// Unbinds the driver from the data-direct function: regions that were registered through it reach nothing any more,
+    /// and none are registered.
+    pub fn unbind_data_direct(&self) {
+        self.disturb("the data-direct function is unbound", |kernel| {
+            kernel.unbind_data_direct(self.number);
+        });
+    }
+
     /// Takes the device out of its slot by surprise: its peers get no message. The kernel disassociates the device's
     /// contexts: their objects are gone, every call except their destruction fails with `EIO`, and contexts get
     /// `DEVICE_FATAL`. The device is not listed any more. Ids of the connection manager report `DEVICE_REMOVAL`, and

@@ -25,7 +25,10 @@ pub(crate) fn on_fabric() -> bool {
 /// Makes the fabric, if the run tests it.
 pub(crate) fn set_up() {
     if on_fabric() {
-        let fabric = uverbs_sim::Fabric::new(FABRIC.len(), uverbs_sim::Mode::Trapped);
+        // The second device has no data-direct function, as in the lab.
+        let direct = uverbs_sim::Profile::new().data_direct();
+        let builder = uverbs_sim::Fabric::builder().device(direct);
+        let fabric = builder.device(uverbs_sim::Profile::new()).build().expect("two devices");
         fabric.clone().install().expect("it is the first");
         assert!(INSTALLED.set(fabric).is_ok(), "it is the first");
     }

@@ -123,9 +123,17 @@ fn get_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The device has no data-direct function.
-fn data_direct_path(_: &mut Kernel, _: &mut Call<'_>) -> Result<()> {
-    Err(Errno::NODEV)
+/// The place of the data-direct function in the tree of devices, behind that of the device.
+fn data_direct_path(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let number = kernel.file(call.file)?.device;
+    kernel.drivers[number].data_direct.ok_or(Errno::NODEV)?;
+    let path = format!("/devices/pci0000:00/0000:00:{:02x}.1\0", 0x10 + number);
+    let room = call.room(MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH);
+    if path.len() > room {
+        return Err(Errno::NOSPC);
+    }
+    call.put_bytes(MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH, path.as_bytes());
+    Ok(())
 }
 
 fn query_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {

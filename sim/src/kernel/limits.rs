@@ -35,6 +35,8 @@ pub(crate) struct Limits {
     pub(crate) out_of_order: bool,
     /// Extended connection establishment.
     pub(crate) has_ece: bool,
+    /// A data-direct function: `mlx5_ib_data_direct_init`.
+    pub(crate) has_data_direct: bool,
 }
 
 impl Limits {
@@ -68,6 +70,8 @@ impl Limits {
             },
             out_of_order: caps.is_set(general::dp_ordering_ooo_all_rc),
             has_ece: caps.is_set(general::ece_support),
+            has_data_direct: caps.is_set(general::data_direct)
+                && caps.is_set(general::crossing_vhca_mkey),
         })
     }
 }

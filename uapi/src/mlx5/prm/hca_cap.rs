@@ -108,10 +108,13 @@ super::layouts! {
         device_frequency_mhz: 0x4c0, 0x20;
         device_frequency_khz: 0x4e0, 0x20;
         num_of_uars_per_page: 0x520, 0x20;
+        crossing_vhca_mkey: 0x5b2, 0x1;
         cqe_128_always: 0x5bd, 0x1;
+        data_direct: 0x752, 0x1;
     }
     cmd_hca_cap_2[0x800] {
         dp_ordering_force: 0x88, 0x1;
+        query_vuid: 0x92, 0x1;
     }
     atomic_caps[0x800] {
         atomic_req_8B_endianness_mode: 0x40, 0x2;
