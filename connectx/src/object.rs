@@ -19,6 +19,7 @@ pub mod send_queue;
 pub mod sq;
 pub mod srq;
 pub mod table;
+pub(crate) mod timestamp;
 pub mod tir;
 pub mod tis;
 pub mod uar;

@@ -105,6 +105,9 @@ pub struct Options {
     /// Whether it has a data-direct function, as a ConnectX-8 does: a second PCI function, through which it reaches the
     /// memory of some regions.
     pub data_direct: bool,
+    /// The time of its clock of real time at the start, in nanoseconds since the epoch. Without one timestamps of CQEs
+    /// count ticks alone, as those of a ConnectX-5.
+    pub real_time: Option<u64>,
     /// Limits of its objects.
     pub limits: Limits,
     /// Number of the function at the switch; its addresses derive from it.
@@ -130,6 +133,7 @@ impl Default for Options {
             xrc: true,
             atomics: true,
             data_direct: false,
+            real_time: None,
             limits: Limits::FULL,
             number: 0,
         }

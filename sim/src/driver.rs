@@ -65,6 +65,8 @@ pub(crate) struct Cq {
     /// Bytes of an entry.
     pub(crate) cqe_size: u32,
     pub(crate) entries: u32,
+    /// Whether its queues have timestamps of real time: `MLX5_IB_CQ_PR_FLAGS_REAL_TIME_TS`.
+    pub(crate) real_time: bool,
 }
 
 /// An open handle of a queue pair. An XRC target may have several.

@@ -96,6 +96,12 @@ impl Profile {
         self
     }
 
+    /// With a clock of real time, which begins at the epoch, beside that of ticks: queues may have timestamps of it.
+    pub fn real_time(mut self) -> Profile {
+        self.options.real_time = Some(0);
+        self
+    }
+
     /// Without extended connection establishment (ECE), and with memory keys that change by commands only: a device
     /// with the smallest set of capabilities.
     pub fn minimal(mut self) -> Profile {

@@ -149,6 +149,8 @@ capabilities! {
     Var = "var";
     /// VARs of at least a page of the system, so that no page holds doorbells of two.
     VarPage = "var_page";
+    /// A clock of real time.
+    RealTime = "real_time";
     /// Doorbell pages of other emulated devices.
     VarTlp = "var_tlp";
 }

@@ -25,8 +25,8 @@ pub(crate) fn on_fabric() -> bool {
 /// Makes the fabric, if the run tests it.
 pub(crate) fn set_up() {
     if on_fabric() {
-        // The second device has no data-direct function, as in the lab.
-        let direct = uverbs_sim::Profile::new().data_direct();
+        // The second device has neither, as in the lab.
+        let direct = uverbs_sim::Profile::new().data_direct().real_time();
         let builder = uverbs_sim::Fabric::builder().device(direct);
         let fabric = builder.device(uverbs_sim::Profile::new()).build().expect("two devices");
         fabric.clone().install().expect("it is the first");

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, exit};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use connectx_vfio::golden::TestVectors;
@@ -44,6 +44,10 @@ struct Arguments {
     /// Socket of a data-direct function, as a ConnectX-8 has: the first is of the first function.
     #[arg(long, value_name = "SOCKET")]
     data_direct: Vec<PathBuf>,
+    /// Gives the functions a clock of real time, which shows this machine's at the start: queues may have timestamps of
+    /// it.
+    #[arg(long)]
+    real_time: bool,
     /// Type of the ports.
     #[arg(long, value_enum, default_value_t = PortTypeArg::Eth)]
     port_type: PortTypeArg,
@@ -251,6 +255,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
             mapped: arguments.map,
             pkeys: arguments.pkey.clone(),
             data_direct: sockets.len() < arguments.data_direct.len(),
+            real_time: arguments.real_time.then(epoch),
             ..Options::default()
         });
         if let Some(directory) = &arguments.record {
@@ -278,6 +283,11 @@ fn run(arguments: Arguments) -> io::Result<()> {
         control_socket.socket = Some(Listening::at(path).map_err(at(path))?);
     }
     serve(&mut fabric, &mut sockets, &mut control_socket)
+}
+
+/// Nanoseconds since the epoch, by this machine's clock.
+fn epoch() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
 }
 
 /// Prints or converts recordings.

@@ -153,6 +153,7 @@ fn driver_response(limits: Limits) -> mlx5_ib_alloc_ucontext_resp {
     let mut valid = Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET
         | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS;
     valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE, limits.has_ece);
+    valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS, limits.has_real_time);
     let dump_fill = limits.dump_fill;
     valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY, dump_fill.is_some());
     mlx5_ib_alloc_ucontext_resp {

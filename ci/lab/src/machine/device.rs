@@ -57,6 +57,9 @@ pub(crate) struct Emulation {
     /// A data-direct function beside the first function, as a ConnectX-8 has (with --device mlx5; Linux 6.12)
     #[arg(long)]
     pub(crate) data_direct: bool,
+    /// A clock of real time, of which timestamps may be (with --device mlx5)
+    #[arg(long)]
+    pub(crate) real_time: bool,
 }
 
 impl Emulation {
@@ -74,6 +77,9 @@ impl Emulation {
         }
         if self.minimal {
             arguments.push("--minimal".into());
+        }
+        if self.real_time {
+            arguments.push("--real-time".into());
         }
         if self.data_direct {
             arguments.extend(["--data-direct".into(), DATA_DIRECT.into()]);

@@ -198,6 +198,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ),
     // A second function of a ConnectX-8: the group `data_direct` has one.
     ("data_direct", DecidedBy::Device, Has::Never, Has::Never),
+    // A ConnectX-6 Dx has it: the group `real_time`.
+    ("real_time", DecidedBy::Device, Has::Never, Has::Never),
     // A key of no memory.
     ("null_mr", DecidedBy::Device, Has::Never, Has::Always),
     ("odp_implicit", DecidedBy::Device, Has::Never, Has::Never),

@@ -100,6 +100,8 @@ super::layouts! {
         log_max_current_mc_list: 0x3f3, 0x5;
         log_max_current_uc_list: 0x3fb, 0x5;
         general_obj_types: 0x400, 0x40;
+        sq_ts_format: 0x440, 0x2;
+        rq_ts_format: 0x442, 0x2;
         log_max_uctx: 0x463, 0x5;
         log_max_umem: 0x46b, 0x5;
         max_num_eqs: 0x470, 0x10;
@@ -124,6 +126,7 @@ super::layouts! {
         atomic_size_dc: 0xd0, 0x10;
     }
     roce_cap[0x800] {
+        qp_ts_format: 0x1e, 0x2;
         l3_type: 0x8c, 0x4;
         roce_version: 0x98, 0x8;
         r_roce_dest_udp_port: 0xb0, 0x10;

@@ -239,3 +239,8 @@ pub(crate) fn without_combining() -> Vec<Case> {
 pub(crate) fn through_data_direct() -> Vec<Case> {
     vec![part("mlx5::dmabuf").then("! grep -q '\\[data_direct\\]' part")]
 }
+
+/// Timestamps, with and without real time.
+pub(crate) fn in_real_time() -> Vec<Case> {
+    vec![part("mlx5::clock").then("! grep -q '\\[real_time\\]' part")]
+}
