@@ -237,7 +237,8 @@ impl<'a> Completion<'a> {
     }
 
     /// When the device completed the request, in ticks of its own clock, where the device says so:
-    /// mlx5 does for requests that succeeded.
+    /// mlx5 does for requests that succeeded. A queue of
+    /// [real time](crate::CqBuilder::real_time_timestamps) has seconds and nanoseconds in its place.
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn timestamp(&self) -> Option<u64> {
         match &self.wc {

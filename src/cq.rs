@@ -241,6 +241,7 @@ pub struct CqBuilder {
     domain: Option<Arc<PdInner>>,
     cqe_size: u32,
     pad: bool,
+    real_time: bool,
     ignores_overrun: bool,
 }
 
@@ -270,6 +271,7 @@ impl Context {
             domain: None,
             cqe_size: CQE_SIZE,
             pad: false,
+            real_time: false,
             ignores_overrun: false,
         }
     }
@@ -328,17 +330,29 @@ impl CqBuilder {
         self
     }
 
+    /// Has [timestamps](crate::Completion::timestamp) of the device's clock of real time in place of ticks, which
+    /// [`mlx5::real_time`](crate::mlx5::real_time) converts without a mapping of the clock. Queue pairs that complete to the
+    /// queue complete to others of this kind alone. On mlx5, where
+    /// [`real_time_timestamps`](crate::mlx5::ContextAttr::real_time_timestamps) says so.
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")]
+    #[must_use]
+    pub fn real_time_timestamps(mut self) -> Self {
+        self.real_time = true;
+        self
+    }
+
     /// Creates the queue.
     ///
     /// # Errors
     ///
     /// `EINVAL` for 0 entries, for more than the device has (`max_cqe`), for a vector that does
     /// not exist, for a channel or domain of another context, for completions of another size than 64
-    /// and 128 bytes, for [padding](Self::pad) of less than 128; `EOPNOTSUPP` for padding by a device
-    /// that does not; `ENOMEM`; `EAGAIN` at a cgroup's limit.
+    /// and 128 bytes, for [padding](Self::pad) of less than 128; `EOPNOTSUPP` for padding or
+    /// [timestamps of real time](Self::real_time_timestamps) by a device without; `ENOMEM`; `EAGAIN` at a cgroup's limit.
     pub fn build(self) -> Result<CompletionQueue> {
         const VERB: &str = "create_cq";
-        let CqBuilder { file, cqe, vector, channel, domain, cqe_size, pad, ignores_overrun } = self;
+        let CqBuilder { file, cqe, vector, channel, domain, cqe_size, pad, real_time, .. } = self;
+        let ignores_overrun = self.ignores_overrun;
         if cqe == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
@@ -352,7 +366,7 @@ impl CqBuilder {
         let event_key = file.register(VERB, EventSourceKind::Cq)?;
         let source =
             Source { verb: VERB, allocator: domain.as_ref().and_then(|pd| pd.allocator.as_ref()) };
-        let attr = CqInitAttr { cqe, cqe_size, pad };
+        let attr = CqInitAttr { cqe, cqe_size, pad, real_time };
         let execute = |request: CreateRequest<'_>| {
             let CreateRequest { mut command, pinned, resources } = request;
             let mut granted = 0u32;

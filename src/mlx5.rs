@@ -22,7 +22,7 @@ pub use crate::memory::queue_layout::{
 };
 pub use crate::sharing::var::{ExportSizes, ImportedVar, export_sizes};
 pub use attr::{ContextAttr, query_device};
-pub use clock::Clock;
+pub use clock::{Clock, real_time};
 pub use data_direct::data_direct_path;
 pub use page::DoorbellPage;
 pub use qp_path::{

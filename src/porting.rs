@@ -68,6 +68,7 @@
 //! | `ibv_wc_read_imm_data`, `ibv_wc_read_invalidated_rkey` | [`Completion::imm`](crate::Completion::imm), [`invalidated_rkey`](crate::Completion::invalidated_rkey) |
 //! | `ibv_wc_read_qp_num`, `ibv_wc_read_src_qp`, `ibv_wc_read_slid`, `ibv_wc_read_sl`, `ibv_wc_read_dlid_path_bits` | [`Completion::qpn`](crate::Completion::qpn), [`src_qpn`](crate::Completion::src_qpn), [`src_lid`](crate::Completion::src_lid), [`service_level`](crate::Completion::service_level), [`path_bits`](crate::Completion::path_bits) |
 //! | `ibv_wc_read_wc_flags` | [`Completion::has_grh`](crate::Completion::has_grh); `Some` of [`imm`](crate::Completion::imm) and the like |
+//! | `ibv_wc_read_completion_wallclock_ns` | [`mlx5::real_time`](crate::mlx5::real_time) of a queue with [`real_time_timestamps`](crate::CqBuilder::real_time_timestamps), [`mlx5::Clock::system_time`](crate::mlx5::Clock::system_time) of others |
 //! | `ibv_wc_read_completion_ts`, `ibv_wc_read_cvlan`, `ibv_wc_read_flow_tag` | [`Completion::timestamp`](crate::Completion::timestamp), [`vlan`](crate::Completion::vlan), [`flow_tag`](crate::Completion::flow_tag) |
 //! | `struct ibv_wc`, `wc.status != IBV_WC_SUCCESS` | [`Wc`](crate::Wc), [`Completion::ok`](crate::Completion::ok), [`Wc::ok`](crate::Wc::ok) |
 //! | `ibv_resize_cq` | [`CompletionQueue::resize`](crate::CompletionQueue::resize) |

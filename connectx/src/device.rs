@@ -151,6 +151,8 @@ impl Device {
         fresh.recorder.reset(self.now);
         fresh.audit = self.audit.as_ref().map(|audit| Box::new(audit.after_reset()));
         fresh.port.link_up = self.port.link_up;
+        // Another function, which is not reset with this one.
+        fresh.objects.data_direct = self.objects.data_direct;
         fresh.init_segment = InitSegment::after_reset();
         *self = fresh;
     }
@@ -168,7 +170,8 @@ impl Device {
         }
         self.initialized = false;
         self.pages.set_running(false);
-        self.objects = Objects::new(&self.options);
+        let data_direct = self.objects.data_direct;
+        self.objects = Objects { data_direct, ..Objects::new(&self.options) };
         self.doorbells.clear();
         self.events.clear();
         self.ready_queues.clear();
@@ -188,6 +191,11 @@ impl Device {
         }
         self.bus_master = on;
         self.interrupts.enable(on);
+    }
+
+    /// Enables or disables access to memory by the data-direct function.
+    pub(crate) fn set_data_direct(&mut self, on: bool) {
+        self.objects.data_direct = on;
     }
 
     /// The cost since the last call.

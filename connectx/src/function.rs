@@ -32,11 +32,15 @@ pub enum Region {
     Bar0,
     /// Configuration space.
     Config,
+    /// Configuration space of the data-direct function.
+    DataDirect,
 }
 
 /// A PCI function.
 pub struct Function {
     config: ConfigSpace,
+    /// Configuration space of the data-direct function. Without the option nothing reaches it.
+    data_direct: ConfigSpace,
     device: Device,
     gone: bool,
 }
@@ -46,6 +50,7 @@ impl Function {
     pub fn new(options: Options) -> Self {
         Self {
             config: ConfigSpace::new(VECTORS as u16, bar0::SIZE),
+            data_direct: ConfigSpace::data_direct(&options.vuid()),
             device: Device::new(options, VECTORS),
             gone: false,
         }
@@ -55,6 +60,7 @@ impl Function {
     pub fn restart(&mut self) {
         self.gone = false;
         self.config.reset();
+        self.restart_data_direct();
         self.device.set_bus_master(false);
         self.device.memory_mut().clear();
         self.device.interrupts_mut().disconnect_all();
@@ -62,6 +68,12 @@ impl Function {
         // The old guest may still have the old memory mapped.
         self.device.bar = BarMemory::new(self.device.options.mapped);
         self.device.init_segment = InitSegment::new();
+    }
+
+    /// Restores the state of the data-direct function after power on.
+    pub fn restart_data_direct(&mut self) {
+        self.data_direct.reset();
+        self.device.set_data_direct(false);
     }
 
     /// Inserts the function into its slot, as after power on.
@@ -102,9 +114,10 @@ impl Function {
                     *pin = 0;
                 }
             }
-            Region::Bar0 if self.gone => to.fill(0xff),
+            Region::Bar0 | Region::DataDirect if self.gone => to.fill(0xff),
             Region::Bar0 => mmio::read(&mut self.device, offset, to),
             Region::Config => self.config.read(offset as usize, to),
+            Region::DataDirect => self.data_direct.read(offset as usize, to),
         }
     }
 
@@ -117,6 +130,12 @@ impl Function {
                 ConfigAction::None => self.device.set_bus_master(self.config.bus_master()),
                 ConfigAction::Flr => self.reset(),
             },
+            Region::DataDirect => match self.data_direct.write(offset as usize, from) {
+                ConfigAction::None => {
+                    self.device.set_data_direct(self.data_direct.bus_master());
+                }
+                ConfigAction::Flr => self.restart_data_direct(),
+            },
         }
     }
 
@@ -124,6 +143,11 @@ impl Function {
     /// the function does nothing.
     pub fn enable_bus_master(&mut self) {
         self.write(Region::Config, COMMAND_REGISTER, &MEMORY_AND_MASTER);
+    }
+
+    /// Enables access to memory by the data-direct function, as its driver does.
+    pub fn enable_data_direct(&mut self) {
+        self.write(Region::DataDirect, COMMAND_REGISTER, &MEMORY_AND_MASTER);
     }
 
     /// Executes a firmware command without a command queue: the input with opcode, user context and

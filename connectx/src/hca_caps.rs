@@ -17,6 +17,7 @@ use crate::bar0::{
     LOG_VAR_STRIDE, MEMIC_BYTES, MEMIC_OFFSET, TLP_OFFSET, TLP_PAGES, VAR_BYTES, VAR_OFFSET,
 };
 use crate::init_segment::CLOCK_KHZ;
+use crate::object::timestamp;
 use crate::object::{memic, rqt, virtq};
 use crate::options::{Options, PortType};
 
@@ -113,6 +114,8 @@ fn general(options: &Options) -> Vec<u8> {
         (general::ece_support, full),
         (general::set_deth_sqpn, 1),
         (general::hca_cap_2, full),
+        (general::data_direct, full & u64::from(options.data_direct)),
+        (general::crossing_vhca_mkey, full & u64::from(options.data_direct)),
         (general::dp_ordering_ooo_all_rc, full),
         (general::dp_ordering_ooo_all_uc, full),
         (general::dp_ordering_ooo_all_ud, full),
@@ -141,6 +144,8 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_umem, 16),
         (general::tlp_device_emulation_manager, 1),
         (general::general_obj_types, virtq::GENERAL_OBJECT),
+        (general::sq_ts_format, timestamp::capability(options)),
+        (general::rq_ts_format, timestamp::capability(options)),
         // Ports.
         (general::num_ports, 1),
         (general::num_lag_ports, 2 * full),
@@ -171,9 +176,10 @@ fn general(options: &Options) -> Vec<u8> {
 }
 
 /// Capabilities that the first table has no room for.
-fn general_2() -> Vec<u8> {
+fn general_2(options: &Options) -> Vec<u8> {
     let mut cap = Bits::<general_2, _>::new(vec![0; GROUP]);
     cap.set(general_2::dp_ordering_force, 1);
+    cap.set(general_2::query_vuid, options.data_direct.into());
     cap.into_inner()
 }
 
@@ -204,10 +210,11 @@ fn atomic() -> Vec<u8> {
     cap.into_inner()
 }
 
-fn roce() -> Vec<u8> {
+fn roce(options: &Options) -> Vec<u8> {
     const V1_AND_V2: u64 = 5;
     const L3_IPV4_AND_IPV6: u64 = 6;
     let mut cap = Bits::<roce_cap, _>::new(vec![0; GROUP]);
+    cap.set(roce_cap::qp_ts_format, timestamp::capability(options));
     cap.set(roce_cap::roce_version, V1_AND_V2);
     cap.set(roce_cap::l3_type, L3_IPV4_AND_IPV6);
     cap.set(roce_cap::roce_address_table_size, crate::port::GIDS as u64);
@@ -300,7 +307,7 @@ impl HcaCaps {
         add(GENERAL, general(options));
         add(ATOMIC, if options.atomics { atomic() } else { vec![0; GROUP] });
         if !options.minimal {
-            add(GENERAL_2, general_2());
+            add(GENERAL_2, general_2(options));
         }
         add(DEVICE_MEMORY, device_memory());
         add(VIRTIO_EMULATION, virtio());
@@ -310,7 +317,7 @@ impl HcaCaps {
         }
         if options.port_type == PortType::Ethernet {
             add(ETHERNET, ethernet());
-            add(ROCE, roce());
+            add(ROCE, roce(options));
             add(FLOW_TABLE, flow_tables());
         }
         Self { groups }

@@ -22,6 +22,8 @@ const REQUIRES_RESET: u32 = 1 << 31;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 const HEALTH_COUNTER: u64 = 0x1010;
+const REAL_TIME_HIGH: u64 = 0x1040;
+const REAL_TIME_LOW: u64 = 0x1044;
 
 /// NIC interface state, bits 8 to 10 of the low word of the command queue's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,8 +83,9 @@ impl InitSegment {
         self.severity = if fatal { REQUIRES_RESET } else { 0 };
     }
 
-    /// The word at `offset`, a multiple of 4, `now` nanoseconds after the start.
-    pub fn read(&self, offset: u64, now: u64) -> u32 {
+    /// The word at `offset`, a multiple of 4, `now` nanoseconds after the start, when the clock of real time shows
+    /// `real_time`: seconds in the upper half, nanoseconds in the lower one.
+    pub fn read(&self, offset: u64, now: u64, real_time: u64) -> u32 {
         match offset {
             0x0 => FW_REV,
             0x4 => CMDIF_REV,
@@ -93,6 +96,8 @@ impl InitSegment {
             HEALTH_SEVERITY => self.severity,
             TIMER_HIGH => ((now / NS_PER_TICK) >> 32) as u32,
             TIMER_LOW => (now / NS_PER_TICK) as u32,
+            REAL_TIME_HIGH => (real_time >> 32) as u32,
+            REAL_TIME_LOW => real_time as u32,
             // The driver expects the counter to move while the device is healthy.
             HEALTH_COUNTER => (now / 10_000_000) as u32,
             _ => 0,

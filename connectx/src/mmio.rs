@@ -5,6 +5,7 @@ use crate::chunks::chunks;
 use crate::cmd::queue;
 use crate::device::Device;
 use crate::init_segment::InitSegmentAction;
+use crate::object::timestamp;
 use crate::recording::Entry;
 
 /// Reads from BAR0.
@@ -16,7 +17,9 @@ pub(crate) fn read(device: &mut Device, offset: u64, to: &mut [u8]) {
     for (at, byte) in (offset..).zip(to) {
         // Doorbells are write-only.
         *byte = if page < u64::from(*bar0::UARS.start()) {
-            device.init_segment.read(at & !3, device.now).to_be_bytes()[(at & 3) as usize]
+            let real_time = timestamp::real_time(device.now, &device.options);
+            let word = device.init_segment.read(at & !3, device.now, real_time);
+            word.to_be_bytes()[(at & 3) as usize]
         } else {
             0
         };

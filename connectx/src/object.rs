@@ -19,6 +19,7 @@ pub mod send_queue;
 pub mod sq;
 pub mod srq;
 pub mod table;
+pub(crate) mod timestamp;
 pub mod tir;
 pub mod tis;
 pub mod uar;
@@ -47,6 +48,8 @@ pub struct Objects {
     pub(crate) q_counters: ObjectTable<q_counter::QCounter>,
     pub(crate) flow_counters: ObjectTable<Traffic>,
     pub(crate) mkeys: ObjectTable<mkey::Mkey>,
+    /// Whether the data-direct function may access memory.
+    pub(crate) data_direct: bool,
     /// Pages of all queues and umems.
     pub(crate) listed_pages: ListedPages,
     /// Bytes of the translation lists of all mkeys.
@@ -94,6 +97,7 @@ impl Objects {
                     ObjectTable::drawn("mkey", 0x100..=0xff_ffff, 1 << limits.log_max_mkey, random)
                 }
             },
+            data_direct: false,
             listed_pages: ListedPages::default(),
             mkey_lists: 0,
             ranges: Cell::default(),

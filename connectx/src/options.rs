@@ -102,6 +102,12 @@ pub struct Options {
     pub xrc: bool,
     /// Whether there are atomics.
     pub atomics: bool,
+    /// Whether it has a data-direct function, as a ConnectX-8 does: a second PCI function, through which it reaches the
+    /// memory of some regions.
+    pub data_direct: bool,
+    /// The time of its clock of real time at the start, in nanoseconds since the epoch. Without one timestamps of CQEs
+    /// count ticks alone, as those of a ConnectX-5.
+    pub real_time: Option<u64>,
     /// Limits of its objects.
     pub limits: Limits,
     /// The source of random numbers of a function whose port leads outside of the process, to peers that nobody vouches
@@ -110,6 +116,14 @@ pub struct Options {
     pub exposed: Option<fn() -> u64>,
     /// Number of the function at the switch; its addresses derive from it.
     pub number: u32,
+}
+
+impl Options {
+    /// The identifier (VUID) that the function tells of its data-direct function, and that function in its vital product
+    /// data: the driver binds those whose identifiers are the same.
+    pub fn vuid(&self) -> String {
+        format!("UVERBS{:026X}MLNXS0D0F0", self.number)
+    }
 }
 
 impl Default for Options {
@@ -122,6 +136,8 @@ impl Default for Options {
             pkeys: vec![DEFAULT_PKEY],
             xrc: true,
             atomics: true,
+            data_direct: false,
+            real_time: None,
             limits: Limits::FULL,
             exposed: None,
             number: 0,

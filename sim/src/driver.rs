@@ -16,13 +16,15 @@ use std::sync::{Arc, Weak};
 use uverbs_connectx::decisions::Decisions;
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::format::event::{self, Event, Subject};
+use uverbs_connectx::function::{Function, Region};
 use uverbs_connectx::guest::GuestMemory;
 use uverbs_connectx::options::{Options, PortType};
 use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
 use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
-use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
+use uverbs_uapi::mlx5::prm::cmd::{query_vuid_in, query_vuid_out, set_hca_cap_in};
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
 use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
 use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, alloc_xrcd_out};
 use uverbs_uapi::mlx5::prm::srqc::{create_xrc_srq_in, xrc_srqc};
 use uverbs_uapi::mlx5::prm::vport::{
@@ -63,6 +65,8 @@ pub(crate) struct Cq {
     /// Bytes of an entry.
     pub(crate) cqe_size: u32,
     pub(crate) entries: u32,
+    /// Whether its queues have timestamps of real time: `MLX5_IB_CQ_PR_FLAGS_REAL_TIME_TS`.
+    pub(crate) real_time: bool,
 }
 
 /// An open handle of a queue pair. An XRC target may have several.
@@ -106,6 +110,14 @@ pub(crate) struct Reserved {
     pub(crate) cq: u32,
     pub(crate) xrcd: u32,
     pub(crate) srq: u32,
+}
+
+/// Objects by which regions reach memory through the data-direct function: `mlx5_data_direct_resources`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataDirect {
+    pub(crate) pd: u32,
+    /// The key of all memory that the function reaches, by its address there.
+    pub(crate) key: u32,
 }
 
 /// Whether a device works.
@@ -161,6 +173,8 @@ pub(crate) struct Driver {
     pub(crate) flows: Flows,
     /// Subscriptions of DEVX event channels.
     pub(crate) subscriptions: Vec<Subscription>,
+    /// The driver's part of the data-direct function.
+    pub(crate) data_direct: Option<DataDirect>,
     reserved: Option<Reserved>,
     /// The pages of the driver's own queues.
     own_pages: Vec<Arc<Pages>>,
@@ -215,6 +229,21 @@ fn errno_of(status: u8) -> Errno {
     }
 }
 
+/// The vital product data of a data-direct function, by the registers of its capability: `pci_vpd_read`.
+fn vital_product_data(function: &mut Function) -> Vec<u8> {
+    /// Offset of the capability, of its address and of its data.
+    const CAPABILITY: u64 = 0x9c;
+    const MOST: u16 = 256;
+    let mut data = Vec::new();
+    for at in (0..MOST).step_by(4) {
+        let mut word = [0; 4];
+        function.write(Region::DataDirect, CAPABILITY + 2, &at.to_le_bytes());
+        function.read(Region::DataDirect, CAPABILITY + 4, &mut word);
+        data.extend(word);
+    }
+    data
+}
+
 impl Driver {
     /// The port of the LAG for the next queue pair, in turn: `get_tx_affinity_rr`. 0 without a LAG.
     pub(crate) fn next_lag_port(&mut self) -> u64 {
@@ -267,6 +296,7 @@ impl Driver {
             flows: Flows::default(),
             subscriptions: Vec::new(),
             reserved: None,
+            data_direct: None,
             own_pages: Vec::new(),
             next_opener: 1,
             lag_turns: 0,
@@ -294,8 +324,47 @@ impl Driver {
             self.set_address(switch)?;
             self.set_gids(switch)?;
         }
+        if self.limits.has_data_direct {
+            self.bind_data_direct(switch)?;
+        }
         let queue = switch.function(self.function).create_event_queue(&EVENTS);
         self.eqn = queue.map_err(|refused| errno_of(refused.status as u8))?;
+        Ok(())
+    }
+
+    /// Binds the device to its data-direct function, whose identifier is the same: `mlx5_ib_data_direct_init` and
+    /// `mlx5_data_direct_probe`.
+    fn bind_data_direct(&mut self, switch: &mut Switch) -> Result<()> {
+        let mut command = input::<query_vuid_in>(opcode::QUERY_VUID);
+        command.set(query_vuid_in::data_direct, 1);
+        let answer = self.execute(switch, &command.into_inner())?;
+        let wanted = answer.get(query_vuid_out::SIZE..).unwrap_or_default();
+        let function = switch.function(self.function);
+        function.enable_data_direct();
+        let found = vital_product_data(function);
+        let wanted = wanted.split(|byte| *byte == 0).next().unwrap_or_default();
+        let same = [b"VU", &[wanted.len() as u8][..], wanted].concat();
+        if wanted.is_empty() || !found.windows(same.len()).any(|part| part == same) {
+            return Ok(());
+        }
+        let pd = self.alloc_pd(switch, 0)?;
+        let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+        command.set(create_mkey_in::data_direct, 1);
+        let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+        for (field, value) in [
+            (mkc::lw, 1),
+            (mkc::lr, 1),
+            (mkc::rw, 1),
+            (mkc::rr, 1),
+            (mkc::a, 1),
+            (mkc::length64, 1),
+            (mkc::qpn, 0xff_ffff),
+            (mkc::pd, pd.into()),
+        ] {
+            context.set(field, value);
+        }
+        let answer = self.execute(switch, &command.into_inner())?;
+        self.data_direct = Some(DataDirect { pd, key: Driver::created(&answer) << 8 });
         Ok(())
     }
 

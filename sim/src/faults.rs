@@ -429,6 +429,13 @@ impl Device {
         self.disturb(fault, |kernel| kernel.function(self.number).device_mut().invalidate_key(key))
     }
 
+    /// The number of objects that firmware has, by kind, those of the kernel included. Beside the lists of a context it
+    /// shows what a driver, or a program by DEVX, left on the device.
+    pub fn firmware_objects(&self) -> Vec<(&'static str, usize)> {
+        let counts = |kernel: &mut Kernel| kernel.function(self.number).device().objects().counts();
+        self.world.kernel().map_or_else(|_| Vec::new(), |mut kernel| counts(&mut kernel))
+    }
+
     /// Overflows the completion queue of one side of queue pair `qpn`: it takes no more completions, and the kernel
     /// reports `CQ_ERR`. Returns whether there was such a queue.
     pub fn overflow_cq(&self, qpn: u32, side: Side) -> bool {
@@ -443,6 +450,14 @@ impl Device {
     pub fn fail(&self) {
         let fault = "the device has an internal error";
         self.disturb(fault, |kernel| kernel.fail_device(self.number));
+    }
+
+    /// Unbinds the driver from the data-direct function: regions that were registered through it reach nothing any more,
+    /// and none are registered.
+    pub fn unbind_data_direct(&self) {
+        self.disturb("the data-direct function is unbound", |kernel| {
+            kernel.unbind_data_direct(self.number);
+        });
     }
 
     /// Takes the device out of its slot by surprise: its peers get no message. The kernel disassociates the device's

@@ -49,7 +49,7 @@ use crate::driver::{
 use crate::events::{Crowded, EventFile, Inode, inode, is_hung_up};
 use crate::faults::{Rates, Verb};
 use crate::history::{self, History};
-use crate::memory::{Lent, Pinned, User};
+use crate::memory::{DmaBuf, Lent, Pinned, User};
 use crate::seeds::Prints;
 use crate::udp::{Datagram, Transmitter, UdpCounters};
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -565,10 +565,21 @@ impl Kernel {
         self.files.values()
     }
 
+    /// Forgets the files of events that the program closed, with the subscriptions that report to them.
+    fn forget_closed_events(&mut self, file: FileId) -> Result<()> {
+        let events = &mut self.file_mut(file)?.events;
+        let before = events.len();
+        events.retain(|events| !events.is_closed());
+        if events.len() < before {
+            self.driver(file)?.0.subscriptions.retain(|subscription| !subscription.is_over());
+        }
+        Ok(())
+    }
+
     /// Runs the ioctl whose message is at `address`.
     pub(crate) fn ioctl(&mut self, file: FileId, user: User<'_>, address: u64) -> Result<()> {
         self.reap();
-        self.file_mut(file)?.events.retain(|events| !events.is_closed());
+        self.forget_closed_events(file)?;
         let mut call = Call::read(file, user, address)?;
         if self.history.is_none() {
             return self.run_call(file, &mut call);
@@ -803,7 +814,8 @@ impl Kernel {
         }
         match entry.object.clone() {
             Object::Pd { number } => pd::dealloc(self, id, number)?,
-            Object::Mr(Region { key, .. }) | Object::Mw { key } => mr::destroy(self, id, key)?,
+            Object::Mr(Region { key, crossed, .. }) => mr::destroy(self, id, key, crossed)?,
+            Object::Mw { key } => mr::destroy(self, id, key, None)?,
             Object::Cq { number } => cq::destroy(self, id, number)?,
             Object::Qp { number, opener } => qp::destroy(self, id, number, opener)?,
             Object::Srq { number } => srq::destroy(self, id, number)?,
@@ -862,6 +874,33 @@ impl Kernel {
                 self.give_back(call.file, lent)?;
                 Err(errno)
             }
+        }
+    }
+
+    /// Lends a part of a dma-buf to the device; returns its address there.
+    fn lend_dmabuf(
+        &mut self,
+        call: &Call<'_>,
+        buffer: DmaBuf,
+        offset: u64,
+        length: u64,
+    ) -> Result<(u64, Lent)> {
+        let device = self.file(call.file)?.device;
+        buffer.lend(self.drivers[device].memory(&mut self.switch), offset, length)
+    }
+
+    /// Unbinds the data-direct function of a device: `mlx5_ib_data_direct_unbind`. Regions that were registered through it
+    /// reach nothing any more.
+    pub(crate) fn unbind_data_direct(&mut self, device: usize) {
+        self.drivers[device].data_direct = None;
+        let files = self.files.values().filter(|file| file.device == device);
+        let objects = files.flat_map(|file| file.objects.values());
+        let crossed = objects.filter_map(|entry| match entry.object {
+            Object::Mr(Region { crossed, .. }) => crossed,
+            _ => None,
+        });
+        for key in crossed.collect::<Vec<_>>() {
+            self.function(device).device_mut().invalidate_key(key);
         }
     }
 

@@ -29,6 +29,7 @@ mod world;
 
 pub use fabric::{Clock, Fabric, FabricBuilder, FabricError, MAX_DEVICES, Mode};
 pub use faults::{CqeError, Device, Rates, Side, Syndrome, Verb};
+pub use memory::dma_buf;
 pub use profile::{Limits, Profile};
 pub use seeds::each_seed;
 pub use strict::Findings;

@@ -7,13 +7,19 @@ use crate::call::is_capable;
 use crate::events::{Inode, inode};
 use crate::kernel::Lease;
 use crate::world::World;
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
+};
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use uverbs_connectx::guest::GuestMemory;
@@ -111,7 +117,7 @@ impl User<'_> {
             unsafe { memory.pin(start, length, writable) }.map_err(|_| Errno::FAULT)
         };
         match lend() {
-            Ok(()) => lent.0.push((start, length, writable)),
+            Ok(()) => lent.ranges.push((start, length, writable)),
             Err(errno) => {
                 pinned.remove(start, length);
                 return Err(errno);
@@ -144,21 +150,122 @@ impl User<'_> {
 /// Ranges of the process that a device may access, until they are [given back](Self::give_back).
 #[derive(Debug, Default)]
 #[must_use]
-pub(crate) struct Lent(Vec<(u64, u64, bool)>);
+pub(crate) struct Lent {
+    ranges: Vec<(u64, u64, bool)>,
+    /// A part of a dma-buf, which the device may access as well.
+    buffer: Option<(DmaBuf, u64, u64)>,
+}
 
 impl Lent {
     /// The ranges: where they begin, their bytes, and whether the device writes.
     pub(crate) fn ranges(&self) -> &[(u64, u64, bool)] {
-        &self.0
+        &self.ranges
     }
 
     /// Takes the ranges from the device.
     pub(crate) fn give_back(self, memory: &mut GuestMemory, pinned: &mut Pinned) {
-        for (start, length, writable) in self.0 {
+        for (start, length, writable) in self.ranges {
             let _ = memory.unpin(start, length, writable);
             pinned.remove(start, length);
         }
+        if let Some((_buffer, start, length)) = self.buffer {
+            let _ = memory.unpin(start, length, true);
+        }
     }
+}
+
+/// The name of files in memory that stand for dma-bufs.
+const STAND_IN: &str = "uverbs-sim:dma-buf";
+
+/// A file that the kernel of every fabric takes for a dma-buf of `length` bytes: memory of another device of this
+/// process. The program may map it, read and write it.
+///
+/// ```
+/// let gpu = uverbs_sim::dma_buf(1 << 16)?;
+/// assert_eq!(std::fs::File::from(gpu).metadata()?.len(), 1 << 16);
+/// # std::io::Result::Ok(())
+/// ```
+///
+/// # Errors
+///
+/// There is no memory, or the process has too many open files.
+pub fn dma_buf(length: usize) -> io::Result<OwnedFd> {
+    let file = memfd_create(STAND_IN, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, length as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(file)
+}
+
+/// A dma-buf that the kernel has mapped, so that devices of this process reach it.
+#[derive(Debug)]
+pub(crate) struct DmaBuf {
+    start: NonNull<c_void>,
+    length: usize,
+}
+
+// SAFETY: a mapping, which this alone unmaps.
+unsafe impl Send for DmaBuf {}
+
+impl DmaBuf {
+    /// Maps the dma-buf behind a file: one of Linux, or one that stands for it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for another file, as `dma_buf_get`.
+    pub(crate) fn map(file: &OwnedFd) -> Result<DmaBuf, Errno> {
+        /// `DMA_BUF_MAGIC` of `linux/magic.h`.
+        const MAGIC: u64 = 0x444d_4142;
+        let is_of_linux = fstatfs(file).is_ok_and(|stat| stat.f_type as u64 == MAGIC);
+        if !is_of_linux && !is_stand_in(file) {
+            return Err(Errno::INVAL);
+        }
+        let length = usize::try_from(fstat(file)?.st_size).map_err(|_| Errno::INVAL)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a mapping at an address of the system's choice; neither kind of file ever shrinks.
+        let start = unsafe { mmap(null_mut(), length, access, MapFlags::SHARED, file, 0) }?;
+        start.expose_provenance();
+        let start = NonNull::new(start).ok_or(Errno::NOMEM)?;
+        Ok(DmaBuf { start, length })
+    }
+
+    /// Lets a device access `length` bytes from byte `offset` on; returns their address there. The buffer counts as pinned
+    /// by nobody: it is not the process's memory.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` unless they are inside, as `ib_umem_dmabuf_get`.
+    pub(crate) fn lend(
+        self,
+        memory: &mut GuestMemory,
+        offset: u64,
+        length: u64,
+    ) -> Result<(u64, Lent), Errno> {
+        let end = offset.checked_add(length).filter(|end| *end <= self.length as u64);
+        if length == 0 || end.is_none() {
+            return Err(Errno::INVAL);
+        }
+        let start = self.start.as_ptr().expose_provenance() as u64 + offset;
+        // SAFETY: inside the mapping, which stays until the range is given back; programs share no reference to it.
+        unsafe { memory.pin(start, length, true) }.map_err(|_| Errno::FAULT)?;
+        Ok((start, Lent { ranges: Vec::new(), buffer: Some((self, start, length)) }))
+    }
+}
+
+impl Drop for DmaBuf {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and no device has it any more.
+        let _ = unsafe { munmap(self.start.as_ptr(), self.length) };
+    }
+}
+
+/// Whether [`dma_buf`] made a file. Seals keep its length.
+fn is_stand_in(file: &OwnedFd) -> bool {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let name = std::fs::read_link(link);
+    let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    sealed
+        && name
+            .is_ok_and(|name| name.as_os_str() == format!("/memfd:{STAND_IN} (deleted)").as_str())
 }
 
 /// Bytes of a page of the system.

@@ -89,6 +89,19 @@ impl Profile {
         self
     }
 
+    /// With a data-direct function, as a ConnectX-8 has: a second PCI function, through which dma-bufs are registered. Beside
+    /// dma-bufs of Linux it takes those of [`dma_buf`](crate::dma_buf).
+    pub fn data_direct(mut self) -> Profile {
+        self.options.data_direct = true;
+        self
+    }
+
+    /// With a clock of real time, which begins at the epoch, beside that of ticks: queues may have timestamps of it.
+    pub fn real_time(mut self) -> Profile {
+        self.options.real_time = Some(0);
+        self
+    }
+
     /// Without extended connection establishment (ECE), and with memory keys that change by commands only: a device
     /// with the smallest set of capabilities.
     pub fn minimal(mut self) -> Profile {

@@ -110,7 +110,10 @@ mod tests {
         let mut posted = Vec::new();
         waiting.post_each(|request, memory| match request {
             2 => Err(memory),
-            _ => Ok(posted.push((request, memory))),
+            _ => {
+                posted.push((request, memory));
+                Ok(())
+            }
         });
         assert_eq!(
             (posted.as_slice(), waiting.first(), waiting.len()),
@@ -119,7 +122,10 @@ mod tests {
         waiting.extend([(3, 'c'), (4, 'd')]);
         assert_eq!(waiting.memory().collect::<String>(), "bcd");
         assert_eq!(waiting.pop(), Some('b'));
-        waiting.post_each(|request, memory| Ok(posted.push((request, memory))));
+        waiting.post_each(|request, memory| {
+            posted.push((request, memory));
+            Ok(())
+        });
         assert_eq!(posted, [(1, 'a'), (3, 'c'), (4, 'd')]);
         assert!(waiting.is_empty() && waiting.first().is_none() && waiting.pop().is_none());
     }

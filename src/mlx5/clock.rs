@@ -155,6 +155,22 @@ impl Clock {
     }
 }
 
+/// The time of a completion of a queue with [timestamps of real time](crate::CqBuilder::real_time_timestamps), whose upper
+/// half has seconds since the epoch, and whose lower half nanoseconds. It is the device's own clock, which a PTP daemon
+/// (`ptp4l`) sets; on a device in the process it begins at the epoch.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+///
+/// let time = uverbs::mlx5::real_time(2 << 32 | 500);
+/// assert_eq!(time, SystemTime::UNIX_EPOCH + Duration::new(2, 500));
+/// ```
+#[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
+pub fn real_time(timestamp: u64) -> SystemTime {
+    let (seconds, nanoseconds) = (timestamp >> 32, timestamp & 0xffff_ffff);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds)
+}
+
 impl Scale {
     /// `None` if the kernel wrote the page meanwhile.
     fn read(page: &MmioPage) -> Option<Scale> {

@@ -69,6 +69,8 @@ pub(crate) struct CqInitAttr {
     pub(crate) cqe_size: u32,
     /// Whether the device pads each completion to whole cache lines.
     pub(crate) pad: bool,
+    /// Whether timestamps are of real time.
+    pub(crate) real_time: bool,
 }
 
 /// A completion queue that was created.

@@ -151,8 +151,8 @@ impl DevxObject {
         import_object(context, handle, facts)
     }
 
-    /// Imports an object that libmlx5 exported, by `mlx5dv_devx_obj_export`. The bytes name neither a device nor a file,
-    /// which are the sender's word.
+    /// Imports an object that libmlx5 exported, by `mlx5dv_devx_obj_export`. The bytes name neither a device nor a file: that
+    /// they are of this one, and that the number is of this handle, is the sender's word.
     ///
     /// # Errors
     ///
@@ -209,7 +209,8 @@ impl<M> Umem<M> {
 }
 
 impl Umem<Foreign> {
-    /// Imports a umem that was exported from a context on the same kernel file. Its memory is not mapped here.
+    /// Imports a umem that was exported from a context on the same kernel file. Its memory is not mapped here. Its number and
+    /// its length are the sender's word, as of [`DevxObject::create`].
     ///
     /// # Errors
     ///

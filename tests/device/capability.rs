@@ -79,6 +79,8 @@ capabilities! {
     MaskedAtomic = "masked_atomic";
     /// The driver mlx5, with features that only it has.
     Mlx5 = "mlx5";
+    /// A data-direct function of the device.
+    DataDirect = "data_direct";
     /// Memory of other devices.
     Dmabuf = "dmabuf";
     /// A node in `/dev` by which the device is opened.
@@ -147,6 +149,8 @@ capabilities! {
     Var = "var";
     /// VARs of at least a page of the system, so that no page holds doorbells of two.
     VarPage = "var_page";
+    /// A clock of real time.
+    RealTime = "real_time";
     /// Doorbell pages of other emulated devices.
     VarTlp = "var_tlp";
 }

@@ -26,9 +26,23 @@ pub(crate) fn on_fabric() -> bool {
 /// Makes the fabric, if the run tests it.
 pub(crate) fn set_up() {
     if on_fabric() {
-        let fabric = uverbs_sim::Fabric::new(FABRIC.len(), uverbs_sim::Mode::Trapped);
-        fabric.install().expect("it is the first");
+        // The second device has neither, as in the lab.
+        let direct = uverbs_sim::Profile::new().data_direct().real_time();
+        let builder = uverbs_sim::Fabric::builder().device(direct);
+        let fabric = builder.device(uverbs_sim::Profile::new()).build().expect("two devices");
+        fabric.clone().install().expect("it is the first");
+        assert!(INSTALLED.set(fabric).is_ok(), "it is the first");
     }
+}
+
+/// The fabric that the run tests.
+static INSTALLED: OnceLock<uverbs_sim::Fabric> = OnceLock::new();
+
+/// The objects that the firmware of a device in this process has, by kind. Of the lab's emulated devices the lab itself
+/// counts them, and hardware tells nobody.
+pub(crate) fn firmware_objects() -> Option<Vec<(&'static str, usize)>> {
+    let device = INSTALLED.get()?.device(&name())?;
+    Some(device.firmware_objects())
 }
 
 /// The name of the device under test.

@@ -53,6 +53,7 @@ pub(crate) fn rounds_of(
         let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
         let before = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
         let busy = env::resources()?;
+        let (firmware, files) = (env::firmware_objects(), open_files()?);
         for _ in 0..many {
             round()?;
             watchdog::progress();
@@ -63,8 +64,17 @@ pub(crate) fn rounds_of(
         }
         env::unchanged(&busy)?;
         assert_eq!(context.leaked(), 0);
+        assert_eq!(env::firmware_objects(), firmware, "the device's own objects, after and before");
+        // A kernel in this process notices a closed descriptor at its next call.
+        context.query_device()?;
+        assert_eq!(open_files()?, files, "open files, after and before");
     }
     env::unchanged(&idle)
+}
+
+/// The number of open files.
+fn open_files() -> Verdict<usize> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }
 
 fn every_live_handle_is_listed() -> Verdict {
@@ -141,11 +151,10 @@ fn address_handles_leave_nothing() -> Verdict {
 
 fn completion_channels_leave_nothing() -> Verdict {
     // Channels are files, and the kernel does not list them among a context's objects.
-    let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
     let context = env::open()?;
-    let before = files()?;
+    let before = open_files()?;
     let channel = context.create_comp_channel()?;
-    assert_eq!(files()?, before + env::descriptors_of_a_channel());
+    assert_eq!(open_files()?, before + env::descriptors_of_a_channel());
     for _ in 0..many() {
         drop(context.create_comp_channel()?);
         context.create_comp_channel()?.destroy()?;
@@ -153,7 +162,7 @@ fn completion_channels_leave_nothing() -> Verdict {
     channel.destroy()?;
     // A kernel in this process notices a closed descriptor at its next call.
     context.query_device()?;
-    assert_eq!(files()?, before);
+    assert_eq!(open_files()?, before);
     Ok(())
 }
 

@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, exit};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use connectx_vfio::golden::TestVectors;
 use connectx_vfio::log_limiter::LogLimiter;
 use connectx_vfio::vfio::connection::StreamError;
-use connectx_vfio::vfio::session::Session;
+use connectx_vfio::vfio::session::{Served, Session};
 use connectx_vfio::{control, decode};
 use output::errln;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -41,6 +41,13 @@ struct Arguments {
     /// Socket to which QEMU's vfio-user-pci connects; each one is a function.
     #[arg(long = "socket", required = true)]
     sockets: Vec<PathBuf>,
+    /// Socket of a data-direct function, as a ConnectX-8 has: the first is of the first function.
+    #[arg(long, value_name = "SOCKET")]
+    data_direct: Vec<PathBuf>,
+    /// Gives the functions a clock of real time, which shows this machine's at the start: queues may have timestamps of
+    /// it.
+    #[arg(long)]
+    real_time: bool,
     /// Type of the ports.
     #[arg(long, value_enum, default_value_t = PortTypeArg::Eth)]
     port_type: PortTypeArg,
@@ -156,7 +163,7 @@ impl GatherWait {
 
     /// Whether anything arrives in time.
     fn arrives(&mut self, fabric: &mut Fabric, sockets: &mut [FunctionSocket]) -> bool {
-        let late: u64 = (0..sockets.len())
+        let late: u64 = adapters(sockets)
             .map(|number| fabric.function(number).device().doorbell_errors().late)
             .sum();
         let doubled = late.saturating_sub(self.late).min(8) as u32;
@@ -176,10 +183,13 @@ impl GatherWait {
 /// Busy time after which the loop serves new guests and tests.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The socket of a function, and its client.
+/// The socket of a PCI function, and its client.
 struct FunctionSocket {
     socket: Listening,
     session: Option<Session>,
+    /// The number of the function in the fabric.
+    number: usize,
+    served: Served,
 }
 
 /// The name in front of error messages.
@@ -244,6 +254,8 @@ fn run(arguments: Arguments) -> io::Result<()> {
             minimal: arguments.minimal,
             mapped: arguments.map,
             pkeys: arguments.pkey.clone(),
+            data_direct: sockets.len() < arguments.data_direct.len(),
+            real_time: arguments.real_time.then(epoch),
             ..Options::default()
         });
         if let Some(directory) = &arguments.record {
@@ -251,13 +263,31 @@ fn run(arguments: Arguments) -> io::Result<()> {
             *fabric.function(number).device_mut().recorder_mut() =
                 Recorder::create(&path, number as u32).map_err(at(&path))?;
         }
-        sockets.push(FunctionSocket { socket, session: None });
+        sockets.push(FunctionSocket { socket, session: None, number, served: Served::Adapter });
+    }
+    if arguments.data_direct.len() > sockets.len() {
+        let text = format!(
+            "{} sockets of data-direct functions for {} functions: give at most one for each",
+            arguments.data_direct.len(),
+            sockets.len()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    for (number, path) in arguments.data_direct.iter().enumerate() {
+        let socket = Listening::at(path).map_err(at(path))?;
+        let served = Served::DataDirect;
+        sockets.push(FunctionSocket { socket, session: None, number, served });
     }
     let mut control_socket = ControlSocket { socket: None, clients: Vec::new() };
     if let Some(path) = &arguments.control {
         control_socket.socket = Some(Listening::at(path).map_err(at(path))?);
     }
     serve(&mut fabric, &mut sockets, &mut control_socket)
+}
+
+/// Nanoseconds since the epoch, by this machine's clock.
+fn epoch() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
 }
 
 /// Prints or converts recordings.
@@ -315,7 +345,7 @@ fn serve(
         let (mut busy, gathering) = serve_functions(fabric, sockets);
         if gathering && !busy {
             if !gather_wait.arrives(fabric, sockets) {
-                for number in 0..sockets.len() {
+                for number in adapters(sockets) {
                     fabric.function(number).device_mut().flush_gathered_writes();
                 }
             }
@@ -327,7 +357,7 @@ fn serve(
             continue;
         }
         if !busy {
-            for number in 0..sockets.len() {
+            for number in adapters(sockets) {
                 fabric.function(number).device_mut().recorder_mut().flush();
             }
         }
@@ -346,19 +376,25 @@ fn serve(
     }
 }
 
+/// The numbers of the functions.
+fn adapters(sockets: &[FunctionSocket]) -> impl Iterator<Item = usize> {
+    sockets.iter().filter(|socket| socket.served == Served::Adapter).map(|socket| socket.number)
+}
+
 /// Serves all clients: returns whether there was anything to do, and whether a BlueFlame copy is
 /// incomplete.
 fn serve_functions(fabric: &mut Fabric, sockets: &mut [FunctionSocket]) -> (bool, bool) {
     let (mut busy, mut gathering) = (false, false);
-    for (number, socket) in sockets.iter_mut().enumerate() {
-        busy |= serve_function(fabric, number, socket);
-        gathering |= fabric.function(number).device().gathering();
+    for socket in sockets {
+        busy |= serve_function(fabric, socket);
+        gathering |= fabric.function(socket.number).device().gathering();
     }
     (busy, gathering)
 }
 
 /// Serves the client of one function; returns false if there was nothing to do.
-fn serve_function(fabric: &mut Fabric, number: usize, socket: &mut FunctionSocket) -> bool {
+fn serve_function(fabric: &mut Fabric, socket: &mut FunctionSocket) -> bool {
+    let number = socket.number;
     let Some(session) = &mut socket.session else { return false };
     match session.serve(fabric.function(number)) {
         Ok(served) => served,
@@ -368,7 +404,10 @@ fn serve_function(fabric: &mut Fabric, number: usize, socket: &mut FunctionSocke
                 other => log::error!("function {number}: {other:?}"),
             }
             socket.session = None;
-            fabric.function(number).restart();
+            match socket.served {
+                Served::Adapter => fabric.function(number).restart(),
+                Served::DataDirect => fabric.function(number).restart_data_direct(),
+            }
             true
         }
     }
@@ -410,7 +449,7 @@ fn wait(
             match socket.socket.listener.accept() {
                 Ok((stream, _)) => {
                     log::info!("client connected");
-                    socket.session = Some(Session::new(stream));
+                    socket.session = Some(Session::new(stream, socket.served));
                 }
                 // The client is gone, or connects again.
                 Err(error) => log::warn!("a client did not connect: {error}"),

@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::format::cqe::RESIZED;
 use crate::object::buffer::Buffer;
 use crate::object::cq::{ArmState, Cq, INDEX_MASK, NO_ARM_WORD, PADDED};
+use crate::object::timestamp::TimestampFormat;
 use crate::object::umem::{QueueLocation, QueueMemory};
 
 /// Fields of CREATE_CQ that name the umems of the queue and of its doorbell record. The kernel's
@@ -194,7 +195,7 @@ fn resize_cq(
     }
     let mut marker = [0; 64];
     marker[63] = RESIZED << 4;
-    if !device.write_cqe(number, marker, false) {
+    if !device.write_cqe(number, marker, TimestampFormat::FreeRunning, false) {
         return refuse!(BadResourceState, "CQ {number:#x} has no room for the RESIZED CQE");
     }
     let cq = device.objects.cqs.get_mut(number)?;

@@ -158,6 +158,7 @@ fn run(
         DESTROY_MKEY => mkey::destroy_mkey(device, uid, input),
         QUERY_MKEY => mkey::query_mkey(device, uid, input),
         QUERY_SPECIAL_CONTEXTS => Ok(mkey::query_special_contexts()),
+        QUERY_VUID => mkey::query_vuid(device, input),
         ALLOC_MEMIC => memic::alloc_memic(device, input),
         DEALLOC_MEMIC => memic::dealloc_memic(device, input),
         CREATE_EQ => eq::create_eq(device, input),

@@ -1,6 +1,6 @@
 //! Commands of memory keys.
 
-use uverbs_uapi::mlx5::prm::cmd::query_special_contexts_out;
+use uverbs_uapi::mlx5::prm::cmd::{query_special_contexts_out, query_vuid_in, query_vuid_out};
 use uverbs_uapi::mlx5::prm::mkc::{
     create_mkey_in, create_mkey_out, destroy_mkey_in, mkc, query_mkey_in, query_mkey_out,
 };
@@ -8,11 +8,37 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::object::mkey::{DEVICE_MEMORY, DUMP_FILL, KLMS, KSM, Mkey, PAGES, PHYSICAL};
+use crate::object::mkey::{CROSSING, DEVICE_MEMORY, DUMP_FILL, KLMS, KSM, Mkey, PAGES, PHYSICAL};
 use crate::object::table::{KERNEL, SHARED};
 
 /// The most bytes of all translation lists together.
 const MAX_LISTS: usize = 2 << 30;
+
+/// `vhca_id` of the function among those of the adapter.
+const VHCA_ID: u64 = 0;
+
+/// The identifier of the function, or of its data-direct function.
+pub(crate) fn query_vuid(device: &Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
+    /// Bytes of each identifier.
+    const ENTRY: usize = 128;
+    let input = Bits::<query_vuid_in, _>::new(input);
+    if !device.options.data_direct {
+        return refuse!(BadOp, "the device has no identifiers of functions");
+    }
+    let vhca = input.get(query_vuid_in::vhca_id);
+    if input.is_set(query_vuid_in::query_vfs_vuid) || vhca != VHCA_ID {
+        return refuse!(BadParam, "identifiers of other functions than {VHCA_ID}");
+    }
+    if !input.is_set(query_vuid_in::data_direct) {
+        return refuse!(BadParam, "the identifier of the function itself is not modelled");
+    }
+    let mut out = Bits::<query_vuid_out, _>::new(vec![0; query_vuid_out::SIZE]);
+    out.set(query_vuid_out::num_of_entries, 1);
+    let (mut out, vuid) = (out.into_inner(), device.options.vuid());
+    out.extend(vuid.as_bytes());
+    out.resize(query_vuid_out::SIZE + ENTRY, 0);
+    Ok(out)
+}
 
 /// The mkeys that exist without a command.
 pub(crate) fn query_special_contexts() -> Vec<u8> {
@@ -40,7 +66,17 @@ pub(crate) fn create_mkey(
         return refuse!(BadParam, "signature mkeys are not modelled");
     }
     let mode = context.get(mkc::access_mode_4_2) << 2 | context.get(mkc::access_mode_1_0);
-    if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY) {
+    let data_direct = input.is_set(create_mkey_in::data_direct);
+    if data_direct && (mode != PHYSICAL || !device.options.data_direct) {
+        return refuse!(
+            BadParam,
+            "an mkey of access mode {mode} of a data-direct function: it takes physical ones, if there is one"
+        );
+    }
+    if mode == CROSSING {
+        check_crossing(device, uid, &context)?;
+    }
+    if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY | CROSSING) {
         return refuse!(BadParam, "mkey access mode {mode} is not modelled");
     }
     if umem.is_some() && mode != PAGES {
@@ -49,7 +85,8 @@ pub(crate) fn create_mkey(
     if matches!(mode, PHYSICAL | PAGES) && umem.is_none() && !matches!(uid, KERNEL | SHARED) {
         return refuse!(BadParam, "context {uid} may not name physical addresses");
     }
-    let room = Mkey::octowords(&context);
+    // There a crossing mkey has the other mkey.
+    let room = if mode == CROSSING { 0 } else { Mkey::octowords(&context) };
     let actual = input.get(create_mkey_in::translations_octword_actual_size);
     if room > 1 << 22 || actual > room {
         return refuse!(
@@ -101,11 +138,36 @@ pub(crate) fn create_mkey(
         device.objects.umems.hold(umem)?;
     }
     device.objects.mkey_lists = all;
-    let mkey = Mkey { context, translation, umem };
+    let mkey = Mkey { context, translation, umem, data_direct };
     let number = device.objects.mkeys.insert_owned(uid, mkey)?;
     let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
     out.set(create_mkey_out::mkey_index, number.into());
     Ok(out.into_inner())
+}
+
+/// Whether the driver may create another name for an mkey: it has to be of this function. Firmware names those of other
+/// functions, too, of which there are none here that it may.
+fn check_crossing(
+    device: &Device,
+    uid: u32,
+    context: &Bits<mkc, Vec<u8>>,
+) -> Result<(), CommandError> {
+    if !device.options.data_direct {
+        return refuse!(BadParam, "mkey access mode {CROSSING} on a device without it");
+    }
+    if !matches!(uid, KERNEL | SHARED) {
+        return refuse!(BadParam, "context {uid} may not cross to another function");
+    }
+    let vhca = context.get(mkc::crossing_target_vhca_id);
+    if vhca != VHCA_ID {
+        return refuse!(BadParam, "an mkey of function {vhca}, this is {VHCA_ID}");
+    }
+    let crossed = context.get32(mkc::translations_octword_size);
+    let other = device.objects.mkeys.get(crossed >> 8)?;
+    if other.context.get(mkc::mkey_7_0) != u64::from(crossed & 0xff) {
+        return refuse!(BadParam, "mkey {crossed:#x} is not valid");
+    }
+    Ok(())
 }
 
 /// The addresses of the pages of an mkey over a umem from byte `offset` on, each of 4 KiB.

@@ -20,6 +20,7 @@ use crate::object::receiving::Receiving;
 use crate::object::send_queue::SendQueue;
 use crate::object::srq::SrqType;
 use crate::object::table::{KERNEL, SHARED};
+use crate::object::timestamp::TimestampFormat;
 use crate::object::umem::{QueueLocation, QueueMemory};
 
 /// The field that names the umem of the doorbell record. The kernel's description leaves it out.
@@ -82,6 +83,7 @@ pub(crate) fn create_qp(
     if context.is_set(qpc::wq_signature) {
         return refuse!(BadParam, "WQE signatures are not modelled");
     }
+    TimestampFormat::new(context.get(qpc::ts_format), &device.options)?;
     let (log_rq, log_stride) =
         (context.get32(qpc::log_rq_size), context.get32(qpc::log_rq_stride) + 4);
     let rq_type = context.get(qpc::rq_type);

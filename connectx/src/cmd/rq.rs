@@ -9,6 +9,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::rq::{Rq, WqState};
+use crate::object::timestamp::TimestampFormat;
 
 pub(crate) fn create_rq(
     device: &mut Device,
@@ -22,6 +23,7 @@ pub(crate) fn create_rq(
     if context.get(rqc::mem_rq_type) != INLINE || context.is_set(rqc::hairpin) {
         return refuse!(BadParam, "RQ memory type {}", context.get(rqc::mem_rq_type));
     }
+    TimestampFormat::new(context.get(rqc::ts_format), &device.options)?;
     let wq_context = context.sub(rqc::wq);
     let pd = wq_context.get32(wq::pd);
     // A queue without a PD never accesses memory.

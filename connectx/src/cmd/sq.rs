@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::object::rq::WqState;
 use crate::object::send_queue::SendQueue;
 use crate::object::sq::Sq;
+use crate::object::timestamp::TimestampFormat;
 use crate::object::umem::{QueueLocation, QueueMemory};
 
 pub(crate) fn create_sq(
@@ -30,6 +31,7 @@ pub(crate) fn create_sq(
             "SQ of 2^{log_size} strides of 2^{log_stride} bytes, at most 2^15 of 2^6 are modelled"
         );
     }
+    TimestampFormat::new(context.get(sqc::ts_format), &device.options)?;
     let uar = wq_context.get32(wq::uar_page);
     let pd = wq_context.get32(wq::pd);
     let cqn = context.get32(sqc::cqn);

@@ -15,6 +15,7 @@ use crate::format::event::{self, QueueType};
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::object::qp::{QpState, Service};
 use crate::object::srq::SrqType;
+use crate::object::timestamp::TimestampFormat;
 use crate::path::Path;
 
 /// `user_index` of an object that has none of its own.
@@ -39,7 +40,8 @@ impl Device {
         cqe.put16(60, index);
         let cqn = qp.send_cq();
         let first_half = cqe.put_inline(data, self.cqe_data_room(cqn));
-        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, false);
+        let format = qp.timestamps();
+        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, format, false);
         self.stop_qp_unless_written(qpn, written);
     }
 
@@ -59,7 +61,7 @@ impl Device {
             counter.count_send_error(cause.syndrome);
         }
         // Errors count as solicited, on either side.
-        let written = self.write_cqe(cqn, cqe.bytes(), true);
+        let written = self.write_cqe(cqn, cqe.bytes(), TimestampFormat::FreeRunning, true);
         self.stop_qp_unless_written(qpn, written);
     }
 
@@ -129,7 +131,8 @@ impl Device {
         let data = qp.receiving.data;
         let data = &data[..if write { 0 } else { qp.receiving.data_len }];
         let first_half = cqe.put_inline(data, self.cqe_data_room(cqn));
-        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, solicited);
+        let format = qp.timestamps();
+        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, format, solicited);
         self.stop_qp_unless_written(qpn, written)
     }
 
@@ -151,7 +154,7 @@ impl Device {
         cqe.put8(55, cause.syndrome);
         cqe.put(56, qpn);
         cqe.put16(60, index);
-        let written = self.write_cqe(cqn, cqe.bytes(), true);
+        let written = self.write_cqe(cqn, cqe.bytes(), TimestampFormat::FreeRunning, true);
         self.stop_qp_unless_written(qpn, written);
     }
 

@@ -7,8 +7,8 @@ use uverbs_uapi::mlx5::prm::cqc::cqc;
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
-use crate::init_segment::NS_PER_TICK;
 use crate::object::cq::{ArmState, INDEX_MASK, PADDED, arm_word_lags};
+use crate::object::timestamp::TimestampFormat;
 use crate::recording::{DoorbellCounter, Entry};
 
 const OVERRUN: u8 = 1;
@@ -22,8 +22,14 @@ impl Device {
     }
 
     /// Writes a CQE; see [`Device::write_cqe_with_data`].
-    pub(crate) fn write_cqe(&mut self, number: u32, cqe: [u8; 64], solicited: bool) -> bool {
-        self.write_cqe_with_data(number, cqe, &[], solicited)
+    pub(crate) fn write_cqe(
+        &mut self,
+        number: u32,
+        cqe: [u8; 64],
+        format: TimestampFormat,
+        solicited: bool,
+    ) -> bool {
+        self.write_cqe_with_data(number, cqe, &[], format, solicited)
     }
 
     /// Writes a CQE. `data` goes to the first half of a 128-byte CQE; owner bit and timestamp are
@@ -33,6 +39,7 @@ impl Device {
         number: u32,
         mut cqe: [u8; 64],
         data: &[u8],
+        format: TimestampFormat,
         solicited: bool,
     ) -> bool {
         // The data that a queue pair has received is there before a CQE of it.
@@ -55,7 +62,7 @@ impl Device {
         }
         // An error CQE has its syndrome where others have the timestamp.
         if !matches!(cqe[63] >> 4, 0xd | 0xe) {
-            cqe[48..56].copy_from_slice(&(now / NS_PER_TICK).to_be_bytes());
+            cqe[48..56].copy_from_slice(&format.stamp(now, &self.options).to_be_bytes());
         }
         cqe[63] = cqe[63] & 0xfe | (cq.producer() >> cq.log_size) as u8 & 1;
         let index = u64::from(cq.producer() & ((1 << cq.log_size) - 1));

@@ -16,6 +16,7 @@ use crate::format::wqe::{CtrlSegment, WqeSegments, op};
 use crate::object::flow_table::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::rq::WqState;
+use crate::object::timestamp::TimestampFormat;
 use crate::object::tir::{DIRECT, hash};
 use crate::object::tis::Tis;
 use crate::recording::{self, Entry, RqType};
@@ -149,7 +150,8 @@ impl Device {
             cqe.put8(54, cause.vendor).put8(55, cause.syndrome);
         }
         let cqn = sq.context.get32(sqc::cqn);
-        if !self.write_cqe(cqn, cqe.bytes(), cause.is_some()) {
+        let format = TimestampFormat::of(sq.context.get(sqc::ts_format));
+        if !self.write_cqe(cqn, cqe.bytes(), format, cause.is_some()) {
             self.move_wq_to_error(QueueType::Send, sqn);
         }
     }
@@ -203,7 +205,7 @@ impl Device {
         cqe.put(56, rqn);
         cqe.put16(60, index);
         let cqn = rq.context.get32(rqc::cqn);
-        if !self.write_cqe(cqn, cqe.bytes(), true) {
+        if !self.write_cqe(cqn, cqe.bytes(), TimestampFormat::FreeRunning, true) {
             self.move_wq_to_error(QueueType::Receive, rqn);
         }
     }
@@ -366,6 +368,7 @@ impl Device {
         rq.queue.take(&receive);
         receive.record(&mut self.recorder, self.now, RqType::Rq, rqn);
         let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
+        let format = TimestampFormat::of(rq.context.get(rqc::ts_format));
         let user_index = rq.context.get32(rqc::user_index);
         let mut rest = &data[..];
         for sge in receive.sges() {
@@ -401,7 +404,7 @@ impl Device {
         cqe.put(44, data.len() as u32);
         cqe.put(56, flow_tag);
         cqe.put16(60, receive.index);
-        let written = self.write_cqe(cqn, cqe.bytes(), true);
+        let written = self.write_cqe(cqn, cqe.bytes(), format, true);
         if !written {
             self.move_wq_to_error(QueueType::Receive, rqn);
         }

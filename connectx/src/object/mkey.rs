@@ -36,6 +36,8 @@ pub(crate) const PAGES: u64 = 1;
 pub(crate) const KLMS: u64 = 2;
 pub(crate) const KSM: u64 = 3;
 pub(crate) const DEVICE_MEMORY: u64 = 5;
+/// Another name for an mkey, of this function or of another one.
+pub(crate) const CROSSING: u64 = 6;
 
 /// A memory key.
 pub struct Mkey {
@@ -43,6 +45,8 @@ pub struct Mkey {
     pub(crate) translation: Vec<u8>,
     /// The umem that it is over.
     pub(crate) umem: Option<u32>,
+    /// Whether its physical addresses are those of the data-direct function.
+    pub(crate) data_direct: bool,
 }
 
 /// The access right that an access needs.
@@ -122,6 +126,11 @@ impl Mkey {
     /// Whether its addresses are guest physical addresses.
     pub(crate) fn is_physical(&self) -> bool {
         self.mode() == PHYSICAL
+    }
+
+    /// The mkey that it is another name for.
+    fn crossed(&self) -> u32 {
+        self.context.get32(mkc::translations_octword_size)
     }
 
     /// Whether it is a list of other mkeys.
@@ -238,6 +247,9 @@ impl Objects {
             return Ok(());
         }
         match mkey.mode() {
+            PHYSICAL if mkey.data_direct && !self.data_direct => {
+                Err(format!("the data-direct function of mkey {key:#x} may not access memory"))
+            }
             PHYSICAL => {
                 let len = usize::try_from(len).map_err(|_| "the length is too long".to_string())?;
                 to.ranges.push(DmaRange { address: DmaAddress::Guest(address), len });
@@ -253,6 +265,13 @@ impl Objects {
                 mkey.pages(address, len, &mut to.ranges)
             }
             KLMS | KSM => self.follow_list(mkey, access, depth, to),
+            // The holders of the name need not be of the other mkey's PD.
+            CROSSING => {
+                let crossed = mkey.crossed();
+                let other = self.mkeys.get(crossed >> 8).map_err(|refused| refused.why)?;
+                let pd = other.context.get32(mkc::pd);
+                self.follow(Access { key: crossed, pd, ..access }, depth, to)
+            }
             mode => Err(format!("mkey {key:#x} has access mode {mode}, not modelled")),
         }
     }
@@ -507,7 +526,10 @@ mod tests {
         context.set(mkc::rr, 1);
         let translation = [0x5003u64, 0x9003].iter().flat_map(|page| page.to_be_bytes()).collect();
         let mut objects = Objects::default();
-        objects.mkeys.insert(Mkey { context, translation, umem: None }).unwrap();
+        objects
+            .mkeys
+            .insert(Mkey { context, translation, umem: None, data_direct: false })
+            .unwrap();
         objects
     }
 
@@ -520,7 +542,10 @@ mod tests {
             let mut context = Bits::<mkc, _>::new(vec![0; 64]);
             context.set(mkc::pd, pd.into());
             context.set(mkc::free, free);
-            objects.mkeys.insert(Mkey { context, translation: vec![], umem: None }).unwrap();
+            objects
+                .mkeys
+                .insert(Mkey { context, translation: vec![], umem: None, data_direct: false })
+                .unwrap();
         }
         let counts = objects.counts();
         assert!(counts.contains(&("mkey", 3)) && counts.contains(&(CACHED_MKEY, 1)), "{counts:?}");
@@ -634,7 +659,11 @@ mod tests {
                 context.set(field, value);
             }
             let translation = entries.iter().flat_map(|entry| entry.to_be_bytes()).collect();
-            objects.mkeys.insert(Mkey { context, translation, umem: None }).unwrap() << 8
+            objects
+                .mkeys
+                .insert(Mkey { context, translation, umem: None, data_direct: false })
+                .unwrap()
+                << 8
         };
         let byte = |key: u32, at: u64| 1 << 96 | u128::from(key) << 64 | u128::from(at);
         let mut entries = vec![0; 1 << 20];
@@ -683,7 +712,10 @@ mod tests {
             translation.extend(GOOD.key.to_be_bytes());
             translation.extend(address.to_be_bytes());
         }
-        objects.mkeys.insert(Mkey { context, translation, umem: None }).unwrap();
+        objects
+            .mkeys
+            .insert(Mkey { context, translation, umem: None, data_direct: false })
+            .unwrap();
         objects
     }
 

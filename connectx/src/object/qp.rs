@@ -12,6 +12,7 @@ use super::receiving::Receiving;
 use super::send_queue::SendQueue;
 use crate::command_error::{CommandError, refuse};
 use crate::fault::MessageFate;
+use crate::object::timestamp::TimestampFormat;
 
 /// Service types, `MLX5_QP_ST_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +131,11 @@ pub struct Qp {
 }
 
 impl Qp {
+    /// The format of the timestamps in its CQEs.
+    pub(crate) fn timestamps(&self) -> TimestampFormat {
+        TimestampFormat::of(self.context.get(qpc::ts_format))
+    }
+
     /// The CQN of sends.
     pub(crate) fn send_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_snd)

@@ -86,8 +86,13 @@ pub(crate) type CommandError = (u8, u32);
 impl Driver {
     /// A function with a command queue, a UAR page and a PD.
     pub(crate) fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    /// The same, of other options.
+    pub(crate) fn with(options: Options) -> Self {
         let mut fabric = Fabric::default();
-        fabric.add(Options::default());
+        fabric.add(options);
         let function = fabric.function(0);
         *function.memory_mut() = GuestMemory::plain(0, MEMORY).unwrap();
         function.write(Region::Config, 4, &[6, 0]);

@@ -49,7 +49,15 @@ impl Pair {
 
     /// A pair with other fields in the contexts of its CQs and queue pairs.
     pub(crate) fn with(cq: &[(Field<cqc>, u64)], qp: &[(Field<qpc>, u64)]) -> Self {
-        let mut driver = Driver::new();
+        Self::on(Driver::new(), cq, qp)
+    }
+
+    /// A pair on this function.
+    pub(crate) fn on(
+        mut driver: Driver,
+        cq: &[(Field<cqc>, u64)],
+        qp: &[(Field<qpc>, u64)],
+    ) -> Self {
         driver.set_gid();
         let eqn = driver.eq();
         let events = driver.last_page();

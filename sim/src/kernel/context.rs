@@ -123,9 +123,17 @@ fn get_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The device has no data-direct function.
-fn data_direct_path(_: &mut Kernel, _: &mut Call<'_>) -> Result<()> {
-    Err(Errno::NODEV)
+/// The place of the data-direct function in the tree of devices, behind that of the device.
+fn data_direct_path(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let number = kernel.file(call.file)?.device;
+    kernel.drivers[number].data_direct.ok_or(Errno::NODEV)?;
+    let path = format!("/devices/pci0000:00/0000:00:{:02x}.1\0", 0x10 + number);
+    let room = call.room(MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH);
+    if path.len() > room {
+        return Err(Errno::NOSPC);
+    }
+    call.put_bytes(MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH, path.as_bytes());
+    Ok(())
 }
 
 fn query_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
@@ -145,6 +153,7 @@ fn driver_response(limits: Limits) -> mlx5_ib_alloc_ucontext_resp {
     let mut valid = Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET
         | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS;
     valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE, limits.has_ece);
+    valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS, limits.has_real_time);
     let dump_fill = limits.dump_fill;
     valid.set(Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY, dump_fill.is_some());
     mlx5_ib_alloc_ucontext_resp {

@@ -67,12 +67,9 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let entries = (asked + 1).next_power_of_two();
     let given = mlx5_ib_create_cq_flags::from_bits_retain(driver_part.flags);
     let pads = given.contains(mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD);
-    // Nothing to pad; and the device neither compresses nor has a clock of real time.
-    let real_time = mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_REAL_TIME_TS;
-    if pads && driver_part.cqe_size != 128
-        || driver_part.cqe_comp_en != 0
-        || given.contains(real_time)
-    {
+    let real_time = given.contains(mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_REAL_TIME_TS);
+    // Nothing to pad, and the device does not compress.
+    if pads && driver_part.cqe_size != 128 || driver_part.cqe_comp_en != 0 {
         // The driver refuses these only after it has pinned the memory.
         let bytes = u64::from(entries) * u64::from(driver_part.cqe_size);
         let ranges = [(driver_part.buf_addr, bytes, true), (driver_part.db_addr, RECORD, true)];
@@ -112,7 +109,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let (number, lent) = kernel.create_with(call, &command, &ranges)?;
     let [channel, events] = [channel, events].map(|place| place.map(Place::attach));
     let (record, cqe_size) = (driver_part.db_addr, driver_part.cqe_size);
-    let cq = Cq { record, channel, events, cqe_size, entries };
+    let cq = Cq { record, channel, events, cqe_size, entries, real_time };
     kernel.driver(call.file)?.0.cqs.insert(number, cq);
     let handle = kernel.add_lending(call.file, Object::Cq { number }, &[], lent)?;
     call.made(UVERBS_ATTR_CREATE_CQ_HANDLE, handle);

@@ -8,6 +8,7 @@ use super::{FileId, Kernel, Method, Object};
 use crate::call::{Call, Result};
 use crate::driver::{Driver, about, input, set_uid};
 use crate::events::EventFile;
+use crate::memory::DmaBuf;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -517,12 +518,15 @@ fn reg_umem(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if access & !KNOWN != 0 || access & 2 != 0 && access & 1 == 0 {
         return Err(Errno::INVAL);
     }
-    if call.has(MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD) {
-        // No file of this process is one that the device could reach.
-        return Err(Errno::INVAL);
-    }
     let writable = access & WRITES != 0;
-    let lent = kernel.lend(call, &[(address, length, writable)])?;
+    let (address, lent) = match call.fd_if(MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD) {
+        // The address counts from the begin of the buffer.
+        Some(fd) => {
+            let buffer = DmaBuf::map(&call.user.duplicate(fd).ok_or(Errno::BADF)?)?;
+            kernel.lend_dmabuf(call, buffer, address, length)?
+        }
+        None => (address, kernel.lend(call, &[(address, length, writable)])?),
+    };
     let bitmap = call.u64_if(MLX5_IB_ATTR_DEVX_UMEM_REG_PGSZ_BITMAP).unwrap_or(!0xfff);
     let size = match page_size(address, length, bitmap) {
         Ok(_) if length == 0 => Err(Errno::INVAL),

@@ -35,6 +35,10 @@ pub(crate) struct Limits {
     pub(crate) out_of_order: bool,
     /// Extended connection establishment.
     pub(crate) has_ece: bool,
+    /// Timestamps of real time: `rt_supported` of each kind of queue.
+    pub(crate) has_real_time: bool,
+    /// A data-direct function: `mlx5_ib_data_direct_init`.
+    pub(crate) has_data_direct: bool,
 }
 
 impl Limits {
@@ -68,6 +72,12 @@ impl Limits {
             },
             out_of_order: caps.is_set(general::dp_ordering_ooo_all_rc),
             has_ece: caps.is_set(general::ece_support),
+            // Real time, or both.
+            has_real_time: [general::sq_ts_format, general::rq_ts_format]
+                .into_iter()
+                .all(|field| matches!(caps.get(field), 1 | 2)),
+            has_data_direct: caps.is_set(general::data_direct)
+                && caps.is_set(general::crossing_vhca_mkey),
         })
     }
 }

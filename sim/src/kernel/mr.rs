@@ -2,10 +2,12 @@
 
 use super::{FileId, Kernel, Method, Object, Write, destroying};
 use crate::call::{Call, Result};
-use crate::driver::{Driver, input};
-use crate::memory::{Lent, page_size};
+use crate::driver::{DataDirect, Driver, input};
+use crate::memory::{DmaBuf, Lent, page_size};
 use rustix::io::Errno;
-use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, mlx5_ib_uapi_reg_dmabuf_flags,
+};
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
 use uverbs_uapi::mlx5::prm::opcode;
@@ -93,6 +95,8 @@ pub(crate) struct Region {
     start: u64,
     access: Access,
     is_device_memory: bool,
+    /// The mkey that the key of a data-direct region is another name for.
+    pub(super) crossed: Option<u32>,
 }
 
 /// Bytes of a page in a translation table.
@@ -103,6 +107,10 @@ const FEW: u64 = 64;
 const KNOWN: u32 = 0x3ff;
 /// `access_mode` of an mkey for device memory.
 const DEVICE_MEMORY: u64 = 5;
+/// Of a list of parts of other mkeys, which have one size.
+const KSM: u64 = 3;
+/// Of another name for an mkey.
+const CROSSING: u64 = 6;
 
 /// Refuses rights, as `ib_check_mr_access`.
 fn check_access(access: u32) -> Result<Access> {
@@ -182,7 +190,7 @@ fn make(
     }
     let (answer, lent) = kernel.execute_with(call, &command, lent)?;
     let key = Driver::created(&answer) << 8 | u32::from(variant);
-    Ok((Region { key, length, iova, start, access, is_device_memory: false }, lent))
+    Ok((Region { key, length, iova, start, access, is_device_memory: false, crossed: None }, lent))
 }
 
 /// Grants rights to the holders of an mkey.
@@ -223,6 +231,9 @@ fn rereg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let region = kernel.mr(call.file, request.mr_handle)?;
     if region.is_device_memory {
         return Err(Errno::INVAL);
+    }
+    if region.crossed.is_some() {
+        return Err(Errno::OPNOTSUPP);
     }
     let access = match changed.contains(ib_mr_rereg_flags::IB_MR_REREG_ACCESS) {
         true => check_access(request.access_flags)?,
@@ -304,7 +315,8 @@ fn reg_dm(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     }
     let answer = driver.execute(switch, &command.into_inner())?;
     let key = Driver::created(&answer) << 8 | u32::from(variant);
-    let region = Region { key, length, iova: start, start, access, is_device_memory: true };
+    let region =
+        Region { key, length, iova: start, start, access, is_device_memory: true, crossed: None };
     let handle = kernel.add(call.file, Object::Mr(region), &[pd_handle, dm_handle])?;
     call.made(UVERBS_ATTR_REG_DM_MR_HANDLE, handle);
     call.put(UVERBS_ATTR_REG_DM_MR_RESP_LKEY, &key);
@@ -312,23 +324,123 @@ fn reg_dm(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Memory of another device, which the driver of Linux 7.2 and later accepts only on a device that pages on demand.
+/// Memory of another device, which the driver of Linux 7.2 and later accepts only on a device that pages on demand, or
+/// through a data-direct function.
 fn reg_dmabuf(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
-    let access = call.u64_if(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS).ok_or(Errno::INVAL)?;
-    check_access(u32::try_from(access).map_err(|_| Errno::INVAL)?)?;
-    kernel.pd(call.file, call.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE)?)?;
-    // `reg_user_mr_dmabuf_by_data_direct` on a device without the function.
-    if call.u64_if(MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS).unwrap_or(0) != 0 {
+    let direct = mlx5_ib_uapi_reg_dmabuf_flags::MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT;
+    let direct = u64::from(direct.bits());
+    let number = |attr| call.u64_if(attr).ok_or(Errno::INVAL);
+    let offset = number(UVERBS_ATTR_REG_DMABUF_MR_OFFSET)?;
+    let length = number(UVERBS_ATTR_REG_DMABUF_MR_LENGTH)?;
+    let iova = number(UVERBS_ATTR_REG_DMABUF_MR_IOVA)?;
+    if offset % page_size() != iova % page_size() {
+        return Err(Errno::INVAL);
+    }
+    let access = number(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS)?;
+    let access = check_access(u32::try_from(access).map_err(|_| Errno::INVAL)?)?;
+    let pd_handle = call.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE)?;
+    let pd = kernel.pd(call.file, pd_handle)?;
+    let flags = call.u64_if(MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS).unwrap_or(0);
+    if flags & !direct != 0 {
+        return Err(Errno::INVAL);
+    }
+    let is_direct = flags & direct != 0;
+    if is_direct && iova % page_size() != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if is_direct && kernel.driver(call.file)?.0.data_direct.is_none() {
         return Err(Errno::INVAL);
     }
     let fd = call.u32(UVERBS_ATTR_REG_DMABUF_MR_FD)? as i32;
-    let fd = call.user.duplicate(fd).ok_or(Errno::BADF)?;
-    let is_dmabuf = rustix::fs::fstatfs(&fd).is_ok_and(|stat| stat.f_type as u64 == DMA_BUF_MAGIC);
-    Err(if is_dmabuf { Errno::OPNOTSUPP } else { Errno::INVAL })
+    let buffer = DmaBuf::map(&call.user.duplicate(fd).ok_or(Errno::BADF)?)?;
+    if !is_direct {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let (start, lent) = kernel.lend_dmabuf(call, buffer, offset, length)?;
+    let (crossed, lent) = make_direct(kernel, call, (start, iova, length), access, lent)?;
+    let (key, lent) = match cross(kernel, call, (pd, crossed), (iova, length), access, lent) {
+        Ok(made) => made,
+        Err(errno) => {
+            kernel.destroy_by(call.file, opcode::DESTROY_MKEY, crossed >> 8)?;
+            return Err(errno);
+        }
+    };
+    let is_device_memory = false;
+    let crossed = Some(crossed);
+    let region = Region { key, length, iova, start, access, is_device_memory, crossed };
+    let handle = kernel.add_lending(call.file, Object::Mr(region), &[pd_handle], lent)?;
+    call.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE, handle);
+    call.put(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &key);
+    call.put(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &key);
+    Ok(())
 }
 
-/// `DMA_BUF_MAGIC` of `linux/magic.h`.
-const DMA_BUF_MAGIC: u64 = 0x444d_4142;
+/// Creates the key of pages that the data-direct function reaches, in the driver's own PD: a list of parts of the
+/// driver's key of all memory, each a page (KSM). The driver fills it by a UMR, `mlx5r_umr_update_data_direct_ksm_pas`.
+fn make_direct(
+    kernel: &mut Kernel,
+    call: &Call<'_>,
+    (start, iova, length): (u64, u64, u64),
+    access: Access,
+    lent: Lent,
+) -> Result<(u32, Lent)> {
+    let (driver, _) = kernel.driver(call.file)?;
+    let DataDirect { pd, key } = driver.data_direct.ok_or(Errno::INVAL)?;
+    let log = (start | iova).trailing_zeros().min(30);
+    let pages = length.div_ceil(1 << log);
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    command.set(create_mkey_in::translations_octword_actual_size, pages);
+    let variant = driver.next_variant();
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    grant(&mut context, access);
+    for (field, value) in [
+        (mkc::access_mode_1_0, KSM),
+        (mkc::mkey_7_0, variant.into()),
+        (mkc::pd, pd.into()),
+        (mkc::start_addr, iova),
+        (mkc::len, length),
+        (mkc::log_page_size, log.into()),
+        (mkc::translations_octword_size, pages),
+    ] {
+        context.set(field, value);
+    }
+    let mut command = command.into_inner();
+    for page in 0..pages {
+        command.extend(u64::from(key).to_be_bytes());
+        command.extend((start + (page << log)).to_be_bytes());
+    }
+    let (answer, lent) = kernel.execute_with(call, &command, lent)?;
+    Ok((Driver::created(&answer) << 8 | u32::from(variant), lent))
+}
+
+/// Creates another name, in a program's PD, for a key: `reg_create_crossing_vhca_mr`. Its addresses begin at zero.
+fn cross(
+    kernel: &mut Kernel,
+    call: &Call<'_>,
+    (pd, crossed): (u32, u32),
+    (iova, length): (u64, u64),
+    access: Access,
+    lent: Lent,
+) -> Result<(u32, Lent)> {
+    let (driver, _) = kernel.driver(call.file)?;
+    let variant = driver.next_variant();
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    grant(&mut context, access);
+    for (field, value) in [
+        (mkc::access_mode_1_0, CROSSING & 3),
+        (mkc::access_mode_4_2, CROSSING >> 2),
+        (mkc::umr_en, 0),
+        (mkc::mkey_7_0, variant.into()),
+        (mkc::pd, pd.into()),
+        (mkc::len, iova + length),
+        (mkc::translations_octword_size, crossed.into()),
+    ] {
+        context.set(field, value);
+    }
+    let (answer, lent) = kernel.execute_with(call, &command.into_inner(), lent)?;
+    Ok((Driver::created(&answer) << 8 | u32::from(variant), lent))
+}
 
 /// Advice is for memory that is paged on demand, which the device does not have.
 fn advise(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
@@ -390,8 +502,14 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn destroy(kernel: &mut Kernel, file: FileId, key: u32) -> Result<()> {
-    kernel.destroy_by(file, opcode::DESTROY_MKEY, key >> 8)
+pub(super) fn destroy(
+    kernel: &mut Kernel,
+    file: FileId,
+    key: u32,
+    crossed: Option<u32>,
+) -> Result<()> {
+    kernel.destroy_by(file, opcode::DESTROY_MKEY, key >> 8)?;
+    crossed.map_or(Ok(()), |key| kernel.destroy_by(file, opcode::DESTROY_MKEY, key >> 8))
 }
 
 impl Kernel {

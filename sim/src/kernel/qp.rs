@@ -127,6 +127,8 @@ pub(super) struct Asked {
     pub(super) recv_cq: u32,
     srq: Option<u32>,
     xrcd: Option<u32>,
+    /// `ts_format` of sends, and of receives.
+    pub(super) timestamps: [u64; 2],
     /// The handles that it uses.
     uses: Vec<u32>,
 }
@@ -138,7 +140,9 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if kind == Kind::RawPacket && !has_raw_capability() {
         return Err(Errno::PERM);
     }
-    let asked = ask(kernel, call, kind)?;
+    let mut asked = ask(kernel, call, kind)?;
+    let formats = timestamp_formats(kernel, call.file, &asked)?;
+    asked.timestamps = formats;
     let user_handle = call.u64_if(UVERBS_ATTR_CREATE_QP_USER_HANDLE).unwrap_or(0);
     let events = kernel.reports_events(call, UVERBS_ATTR_CREATE_QP_EVENT_FD, user_handle)?;
     let mut response = mlx5_ib_create_qp_resp::default();
@@ -207,6 +211,29 @@ fn check_handles(kernel: &Kernel, call: &Call<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The formats of the timestamps of sends and of receives: `get_qp_ts_format`, and for raw packets `get_sq_ts_format` and
+/// `get_rq_ts_format`.
+fn timestamp_formats(kernel: &mut Kernel, file: FileId, asked: &Asked) -> Result<[u64; 2]> {
+    const FREE_RUNNING: u64 = 0;
+    const REAL_TIME: u64 = 2;
+    let (driver, _) = kernel.driver(file)?;
+    let format = |cq: u32| match driver.cqs.get(&cq).is_some_and(|cq| cq.real_time) {
+        true if driver.limits.has_real_time => Ok(REAL_TIME),
+        true => Err(Errno::OPNOTSUPP),
+        false => Ok(FREE_RUNNING),
+    };
+    match asked.kind {
+        // The driver's own queue, which nobody sees.
+        Kind::XrcTarget => Ok([FREE_RUNNING; 2]),
+        Kind::XrcInitiator => Ok([format(asked.send_cq)?; 2]),
+        kind => {
+            let formats = [format(asked.send_cq)?, format(asked.recv_cq)?];
+            let mixes = formats[0] != formats[1] && kind != Kind::RawPacket;
+            if mixes { Err(Errno::OPNOTSUPP) } else { Ok(formats) }
+        }
+    }
+}
+
 /// Reads and checks the request.
 fn ask(kernel: &mut Kernel, call: &Call<'_>, kind: Kind) -> Result<Asked> {
     let driver_part: mlx5_ib_create_qp = call.driver()?;
@@ -229,6 +256,7 @@ fn ask(kernel: &mut Kernel, call: &Call<'_>, kind: Kind) -> Result<Asked> {
         recv_cq: 0,
         srq: None,
         xrcd: None,
+        timestamps: [0; 2],
         uses: Vec::new(),
     };
     let file = call.file;
@@ -327,6 +355,7 @@ fn command(kernel: &mut Kernel, file: FileId, asked: &Asked) -> Result<(Vec<u8>,
         (qpc::cqn_snd, asked.send_cq.into()),
         (qpc::cqn_rcv, asked.recv_cq.into()),
         (qpc::dbr_addr, driver_part.db_addr),
+        (qpc::ts_format, asked.timestamps[0]),
     ] {
         context.set(field, value);
     }

@@ -211,6 +211,7 @@ fn send_queue(asked: &Asked, tis: u32) -> Result<Vec<u8>> {
         (sqc::state, RST),
         (sqc::user_index, driver_part.uidx.into()),
         (sqc::cqn, asked.send_cq.into()),
+        (sqc::ts_format, asked.timestamps[0]),
         (sqc::tis_lst_sz, 1),
         (sqc::tis_num_0, tis.into()),
     ] {
@@ -248,6 +249,7 @@ fn receive_queue(asked: &Asked) -> Result<Vec<u8>> {
         (rqc::state, RST),
         (rqc::user_index, driver_part.uidx.into()),
         (rqc::cqn, asked.recv_cq.into()),
+        (rqc::ts_format, asked.timestamps[1]),
     ] {
         context.set(field, value);
     }

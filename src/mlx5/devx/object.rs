@@ -111,6 +111,12 @@ impl DevxObject {
     /// the device access memory by key, the memory stays registered as long as the object, and is not borrowed while the
     /// device may write it.
     ///
+    /// The [number](super::Umem::id) of an imported umem is the word of the process that exported it: the kernel tells
+    /// that there is a umem of its handle, not which number firmware knows it by, and firmware takes the number of any umem of
+    /// the file. Whoever passes it vouches that it came from that umem's owner, who keeps the memory, and does not borrow
+    /// it while the device may write it. `keeps` holds the import alone; firmware refuses to deregister a umem while an object is
+    /// in it, so that the kernel keeps the pages that long.
+    ///
     /// # Errors
     ///
     /// As [`general_command`](super::general_command); `EINVAL` for an opcode that creates nothing, and for an entry of `keeps` of

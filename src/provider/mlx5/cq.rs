@@ -92,6 +92,10 @@ pub(super) fn create(
         let detail = format!("completions of {} bytes have nothing to pad", size.cqe);
         return Err(Error::invalid(source.verb, detail));
     }
+    if attr.real_time && !mlx5.limits.real_time {
+        return Err(Error::new(source.verb, Errno::OPNOTSUPP)
+            .detail("the device has no clock of real time: its timestamps are ticks"));
+    }
     let (memory, buffer) = alloc_buffer(size, &source)?;
     let dbrec = mlx5.doorbell_record(&source)?;
     let gate = mlx5.gate(&dbrec, source.verb)?;
@@ -107,6 +111,7 @@ pub(super) fn create(
     };
     let mut flags = mlx5_ib_create_cq_flags::empty();
     flags.set(mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD, attr.pad);
+    flags.set(mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_REAL_TIME_TS, attr.real_time);
     let short_page_id = u16::try_from(page_id).ok();
     if let Some(index) = short_page_id {
         flags |= mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX;

@@ -28,6 +28,9 @@ pub(super) fn create(
         return Err(Error::new(verb, Errno::OPNOTSUPP)
             .detail("only mlx5 has completions that can be padded"));
     }
+    if attr.real_time {
+        return Err(Error::new(verb, Errno::OPNOTSUPP).detail("only mlx5 has timestamps"));
+    }
     let gate = rxe.gate(verb)?;
     let mut response = rxe_create_cq_resp::default();
     let mut command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE);

@@ -36,6 +36,7 @@ trials![
     query_that_writes_to_memory_is_refused,
     events_arrive_with_their_cookies,
     objects_and_umems_leave_nothing,
+    subscriptions_leave_nothing,
     objects_umems_and_events_stay_the_parents,
 ];
 
@@ -466,6 +467,45 @@ fn objects_and_umems_leave_nothing() -> Verdict {
             drop(Queues::new(context.clone())?);
             drop(counters(&context)?);
             drop(DevxEvents::create(&context, DevxEventData::Entry)?);
+            Ok(())
+        }))
+    })
+}
+
+/// A subscription ends with its object, with its channel or with the context, whichever is first.
+fn subscriptions_leave_nothing() -> Verdict {
+    open()?;
+    let kinds = [ObjectKind::MLX5_DEVX_OBJ, ObjectKind::MLX5_DEVX_UMEM, ObjectKind::MLX5_UAR];
+    rounds(&kinds, |context| {
+        let context = context.clone();
+        let lasting = Queues::new(context.clone())?;
+        let eventfd = || {
+            let flags = rustix::event::EventfdFlags::NONBLOCK;
+            rustix::event::eventfd(0, flags)
+        };
+        Ok(Box::new(move || {
+            // The closure keeps all of it, and not only the queues that it names.
+            let lasting = &lasting;
+            let events = DevxEvents::create(&context, DevxEventData::Entry)?;
+            let mut queues = Queues::new(context.clone())?;
+            // Each holds a file of its own, which the program closes at once.
+            events.subscribe_eventfd(Some(&queues.cq), &[0], &eventfd()?)?;
+            events.subscribe_eventfd(Some(&lasting.cq), &[0, 4], &eventfd()?)?;
+            events.subscribe(Some(&queues.cq), &[0, 4], 1)?;
+            events.subscribe(Some(&lasting.qp), &[0x10, 0x13], 2)?;
+            events.subscribe(None, &[9], 3)?;
+            queues.arm(0)?;
+            let memory = queues.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(16)?;
+            let head = queues.poster.rdma_write(&memory.sge(..1)?, &memory.remote(8)?);
+            queues.ring(head)?;
+            assert_eq!(events.wait(Some(PATIENCE))?.map(|event| event.cookie), Some(1));
+            let other = DevxEvents::create(&context, DevxEventData::Omitted)?;
+            other.subscribe(Some(&queues.cq), &[0], 4)?;
+            other.subscribe_eventfd(Some(&queues.cq), &[4], &eventfd()?)?;
+            // One channel goes before the object, and one after it.
+            drop(other);
+            drop((queues, memory));
+            drop(events);
             Ok(())
         }))
     })

@@ -1,7 +1,8 @@
-//! Memory of another device. `/dev/udmabuf` stands in for one: it makes a dma-buf of a file in
-//! memory.
+//! Memory of another device. `/dev/udmabuf` stands in for one: it makes a dma-buf of a file in memory. On the fabric such a
+//! file is taken for a dma-buf itself.
 
 use crate::capability::Capability;
+use crate::env;
 use crate::leaks::rounds;
 use crate::pair::{Config, Pair};
 use crate::pattern;
@@ -9,13 +10,22 @@ use crate::verdict::{Verdict, require, supported, trials};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use uverbs::{Access, Errno, ObjectKind, Remote, SendWr, WcOpcode, WcStatus};
+use uverbs::mlx5::devx::Umem;
+use uverbs::mlx5::{Uar, UarKind, data_direct_path};
+use uverbs::{
+    Access, DmaBuf, Errno, MemoryRegion, MrBuilder, ObjectKind, ProtectionDomain, Remote, SendWr,
+    Sge, WcOpcode, WcStatus,
+};
 
 trials![
     peers_reach_a_dma_buf,
     region_of_a_part_reaches_only_that_part,
     regions_of_a_dma_buf_leave_nothing,
+    peers_reach_a_dma_buf_by_the_data_direct_function,
+    data_direct_regions_have_their_own_limits,
+    data_direct_regions_leave_nothing,
     data_direct_needs_the_function,
+    umem_of_a_dma_buf_is_registered,
 ];
 
 /// The library's own module, which is private.
@@ -27,6 +37,10 @@ const BYTES: usize = 1 << 16;
 
 /// A file in memory, and a dma-buf of it.
 fn dmabuf() -> Verdict<(OwnedFd, OwnedFd)> {
+    if env::on_fabric() {
+        let buffer = uverbs_sim::dma_buf(BYTES)?;
+        return Ok((buffer.try_clone()?, buffer));
+    }
     let maker = File::options().read(true).write(true).open("/dev/udmabuf");
     require(maker.is_ok(), Capability::Udmabuf, "there is no /dev/udmabuf")?;
     let memory = memfd_create("dmabuf", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -41,12 +55,41 @@ const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Acc
 
 fn peers_reach_a_dma_buf() -> Verdict {
     super::open()?;
-    let (memory, buffer) = dmabuf()?;
-    let mut pair = Pair::new(Config::rc())?;
-    let region = supported(
-        pair.b.pd.mr_builder().access(ACCESS).iova(0).register_dmabuf(&buffer, 0, BYTES as u64),
-        Capability::Dmabuf,
-    )?;
+    let buffer = dmabuf()?;
+    let pair = Pair::new(Config::rc())?;
+    let registered =
+        pair.b.pd.mr_builder().access(ACCESS).iova(0).register_dmabuf(&buffer.1, 0, BYTES as u64);
+    let region = supported(registered, Capability::Dmabuf)?;
+    reach(pair, buffer, &region)
+}
+
+/// A builder of regions of the data-direct function.
+fn direct(pd: &ProtectionDomain) -> Verdict<MrBuilder> {
+    supported(data_direct_path(&pd.context()), Capability::DataDirect)?;
+    Ok(pd.mr_builder().access(ACCESS).data_direct())
+}
+
+fn peers_reach_a_dma_buf_by_the_data_direct_function() -> Verdict {
+    // Behind each other in the buffer, and at other addresses.
+    const PAGE: u64 = 0x1_0000;
+    super::open()?;
+    for (offset, iova) in [(0, 0), (0, 5 * PAGE)] {
+        let buffer = dmabuf()?;
+        let pair = Pair::new(Config::rc())?;
+        let builder = direct(&pair.b.pd)?.iova(iova);
+        let region = builder.register_dmabuf(&buffer.1, offset, BYTES as u64)?;
+        assert_eq!(region.addr(), iova);
+        reach(pair, buffer, &region)?;
+    }
+    Ok(())
+}
+
+/// Writes to a whole dma-buf, and reads from it, as a peer.
+fn reach(
+    mut pair: Pair,
+    (memory, buffer): (OwnedFd, OwnedFd),
+    region: &MemoryRegion<u8, DmaBuf>,
+) -> Verdict {
     // The region keeps the buffer.
     drop(buffer);
     for (seed, offset, length) in [(1, 0, 100), (2, 5000, 9000), (3, BYTES - 64, 64)] {
@@ -67,10 +110,90 @@ fn peers_reach_a_dma_buf() -> Verdict {
         pair.a.expect(seed, WcOpcode::READ)?;
         pair.a.check(0..length, !seed);
     }
+    // As local memory, into that of the other side.
+    let other = pattern::bytes(9, 200);
+    rustix::io::pwrite(&memory, &other, 300)?;
+    let sges = [Sge { addr: region.addr() + 300, length: 200, lkey: region.lkey() }];
+    pair.b.send(SendWr::write(pair.a.remote(0), &sges).id(8).signaled())?;
+    pair.b.expect(8, WcOpcode::WRITE)?;
+    pair.a.check(0..200, 9);
     let beyond = Remote { addr: region.addr() + BYTES as u64 - 8, rkey: region.rkey() };
     let sges = [pair.a.sge(0..16)];
     pair.a.send(SendWr::write(beyond, &sges).id(9))?;
     pair.a.expect_failure(9, WcStatus::REM_ACCESS_ERR)?;
+    Ok(())
+}
+
+fn data_direct_regions_have_their_own_limits() -> Verdict {
+    let context = super::open()?;
+    let (memory, buffer) = dmabuf()?;
+    let pd = context.alloc_pd()?;
+    let page = env::page_size() as u64;
+    let refused = |iova, offset, length, detail: &str| -> Verdict {
+        let builder = direct(&pd)?.iova(iova);
+        let error = builder.register_dmabuf(&buffer, offset, length).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL, "{error}");
+        assert!(error.to_string().contains(detail), "{error}");
+        Ok(())
+    };
+    refused(64, 64, 100, "no multiple of")?;
+    refused(0, 64, 100, "")?;
+    refused(0, 0, BYTES as u64 + page, "")?;
+    refused(0, BYTES as u64, page, "")?;
+    refused(0, 0, 0, "")?;
+    // A part, whose rights are those of the region.
+    let mut pair = Pair::new(Config::rc())?;
+    let readable = direct(&pair.b.pd)?.access(Access::REMOTE_READ).iova(page);
+    let region = readable.register_dmabuf(&buffer, page, page)?;
+    rustix::io::pwrite(&memory, &pattern::bytes(3, 64), page)?;
+    let from = Remote { addr: page, rkey: region.rkey() };
+    let sges = [pair.a.sge(0..64)];
+    pair.a.send(SendWr::read(from, &sges).id(1).signaled())?;
+    pair.a.expect(1, WcOpcode::READ)?;
+    pair.a.check(0..64, 3);
+    let sges = [pair.a.sge(0..64)];
+    pair.a.send(SendWr::write(from, &sges).id(2))?;
+    pair.a.expect_failure(2, WcStatus::REM_ACCESS_ERR)?;
+    // The page in front is nobody's.
+    let mut pair = Pair::new(Config::rc())?;
+    let region = direct(&pair.b.pd)?.iova(page).register_dmabuf(&buffer, page, page)?;
+    let before = Remote { addr: page - 8, rkey: region.rkey() };
+    let sges = [pair.a.sge(0..8)];
+    pair.a.send(SendWr::read(before, &sges).id(3))?;
+    pair.a.expect_failure(3, WcStatus::REM_ACCESS_ERR)?;
+    Ok(())
+}
+
+fn data_direct_regions_leave_nothing() -> Verdict {
+    super::open()?;
+    let (_memory, buffer) = dmabuf()?;
+    rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        drop(direct(&pd)?);
+        let buffer = buffer.try_clone()?;
+        Ok(Box::new(move || {
+            drop(direct(&pd)?.iova(0).register_dmabuf(&buffer, 0, BYTES as u64)?);
+            let refused = direct(&pd)?.iova(0).register_dmabuf(&buffer, 0, 2 * BYTES as u64);
+            assert!(refused.is_err());
+            Ok(())
+        }))
+    })
+}
+
+fn umem_of_a_dma_buf_is_registered() -> Verdict {
+    let context = super::devx::open()?;
+    let (_memory, buffer) = dmabuf()?;
+    let builder = || Umem::builder(&context).page_sizes(4096);
+    let umem = builder().register_dmabuf(&buffer, 0x1000, 0x3000)?;
+    assert_eq!((umem.len(), umem.as_ptr().is_null()), (0x3000, true));
+    let beyond = builder().register_dmabuf(&buffer, 0x1000, BYTES as u64).unwrap_err();
+    assert_eq!(beyond.errno(), Errno::INVAL, "{beyond}");
+    // A queue in it: firmware keeps the memory.
+    let uar = Uar::alloc(&context, UarKind::NonCached)?;
+    let queue = super::devx::sharing::queue_in(&context, umem.id(), &uar, &[&umem])?;
+    drop(buffer);
+    assert_eq!(umem.destroy().expect_err("a queue is in it").error.errno(), Errno::BUSY);
+    queue.destroy()?;
     Ok(())
 }
 
@@ -117,7 +240,7 @@ fn region_of_a_part_reaches_only_that_part() -> Verdict {
     Ok(())
 }
 
-/// The emulated device has none; before Linux 6.12 the kernel does not know of it.
+/// The emulated device has none unless it was asked for; before Linux 6.12 the kernel does not know of it.
 fn data_direct_needs_the_function() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
@@ -127,7 +250,8 @@ fn data_direct_needs_the_function() -> Verdict {
     let region = pd.mr_builder().data_direct().register_dmabuf(&file, 0, 4096);
     match path {
         Ok(path) => {
-            assert!(path.is_dir(), "{}", path.display());
+            assert!(env::on_fabric() || path.is_dir(), "{}", path.display());
+            assert!(path.starts_with("/sys/devices"), "{}", path.display());
             assert_ne!(region.unwrap_err().errno(), Errno::OPNOTSUPP);
         }
         Err(error) => {

@@ -2,6 +2,7 @@
 //! packets have the port is shown by a capture, in `tests/fabric.rs`.
 
 use crate::capability::Capability;
+use crate::fork::in_child;
 use crate::pair::{Config, Pair, QKEY, Side};
 use crate::testbed::link_of;
 use crate::verdict::{Verdict, require, trials};
@@ -20,6 +21,7 @@ trials![
     lag_port_that_does_not_exist_is_refused,
     placement_out_of_order_carries_messages_and_fills_half_the_queue,
     placement_out_of_order_is_refused_where_it_does_not_exist,
+    paths_stay_the_parents,
 ];
 
 const PORT: u16 = 0xd123;
@@ -223,5 +225,24 @@ fn placement_out_of_order_is_refused_where_it_does_not_exist() -> Verdict {
     let refused = builder().max_recv_wr(places.rc + 1).build().unwrap_err();
     assert_eq!(refused.errno(), Errno::INVAL, "{refused}");
     assert!(refused.to_string().contains(&places.rc.to_string()), "{refused}");
+    Ok(())
+}
+
+fn paths_stay_the_parents() -> Verdict {
+    let pair = pair(Config::rc())?;
+    let pair = in_child(pair, |pair| {
+        for result in [
+            mlx5::set_udp_source_port(&pair.a.qp, PORT),
+            mlx5::query_lag_port(&pair.a.qp).map(drop),
+            mlx5::set_lag_port(&pair.a.qp, 1),
+            mlx5::query_out_of_order(&pair.a.context).map(drop),
+            mlx5::data_direct_path(&pair.a.context).map(drop),
+        ] {
+            let error = result.expect_err("it is the parent's");
+            assert!(error.is_forked(), "{error}");
+        }
+        Ok(())
+    })?;
+    assert_eq!(pair.a.context.leaked(), 0);
     Ok(())
 }

@@ -3,6 +3,7 @@
 
 use crate::capability::Capability;
 use crate::fork::in_child;
+use crate::leaks::rounds;
 use crate::pair::{Config, PATIENCE, Pair, QKEY, Side};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use std::sync::atomic::{Ordering, fence};
@@ -31,6 +32,7 @@ trials![
     queue_pair_that_shares_its_register_is_not_taken,
     busy_shared_receive_queue_is_not_taken,
     dropped_queue_frees_nothing_that_foreign_code_consumed,
+    raw_queues_leave_nothing,
     raw_queues_stay_the_parents,
     raw_queue_pair_comes_back_by_a_reset,
     device_memory_is_where_it_is_said_to_be,
@@ -534,6 +536,60 @@ fn raw_queue_pair_comes_back_by_a_reset() -> Verdict {
     assert!(qp.send_batch().is_err());
     drop(qp);
     Ok(())
+}
+
+/// Queues that are given back, dropped, destroyed and reset while they are raw, after foreign code used them.
+fn raw_queues_leave_nothing() -> Verdict {
+    use uverbs::ObjectKind;
+    super::open()?;
+    let kinds = [ObjectKind::QP, ObjectKind::CQ, ObjectKind::SRQ, ObjectKind::MR, ObjectKind::PD];
+    rounds(&kinds, |context| {
+        let (context, mut nth) = (context.clone(), 0);
+        Ok(Box::new(move || {
+            let config = Config { srq: true, ..Config::rc() };
+            let mut pair = Pair::on(context.clone(), context.clone(), config)?;
+            pair.connect()?;
+            let Pair { a, b, .. } = pair;
+            let Side { qp, srq, cq, memory, channel, .. } = a;
+            let srq = srq.ok_or_else(|| Stop::fail("it has a shared receive queue"))?;
+            let raw = RawSharedReceiveQueue::take(srq)?;
+            let (mut qp, cq) = (RawQueuePair::take(qp)?, RawCompletionQueue::take(cq)?);
+            let mut poster = Poster::of(qp.layout());
+            let mut poller = Poller::of(cq.layout());
+            let head = poster.rdma_write(&memory.sge(..8)?, &b.remote(0));
+            // SAFETY: the memory is dropped after the queue pair.
+            unsafe { qp.ring(poster.at, head) }?;
+            poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+            nth += 1;
+            match nth % 4 {
+                0 => drop((qp, raw, cq)),
+                1 => {
+                    qp.destroy()?;
+                    raw.destroy()?;
+                    cq.destroy()?;
+                }
+                2 => {
+                    let SrqLayout { head, posted, .. } = raw.layout();
+                    let indices = QpIndices { wqebbs: poster.at, receives: 0 };
+                    // SAFETY: the WQE has completed, and its CQE was consumed.
+                    let qp = unsafe { qp.give_back(indices) }?;
+                    // SAFETY: nothing was posted.
+                    let srq = unsafe { raw.give_back(head, posted) }?;
+                    // SAFETY: as of the queue pair.
+                    let cq = unsafe { cq.give_back(poller.consumer) }?;
+                    drop((cq, srq, qp));
+                }
+                _ => {
+                    // SAFETY: as above.
+                    let mut cq = unsafe { cq.give_back(poller.consumer) }?;
+                    drop(qp.reset(&mut [&mut cq])?);
+                    drop(raw);
+                }
+            }
+            drop((memory, channel, b));
+            Ok(())
+        }))
+    })
 }
 
 fn raw_queues_stay_the_parents() -> Verdict {

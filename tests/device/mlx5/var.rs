@@ -2,6 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::fork::in_child;
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, supported, trials};
 use uverbs::MemoryError;
@@ -15,6 +16,7 @@ trials![
     exhausted_slots_are_free_again_after_a_drop,
     tlp_pages_are_of_another_kind,
     slots_leave_nothing,
+    pages_stay_the_parents,
 ];
 
 fn alloc(context: &uverbs::Context) -> Verdict<Var> {
@@ -118,4 +120,23 @@ fn slots_leave_nothing() -> Verdict {
             Ok(())
         }))
     })
+}
+
+fn pages_stay_the_parents() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let page = var.map()?;
+    let (context, var, page) = in_child((context, var, page), |(context, var, page)| {
+        for result in [Var::alloc(&context, VarKind::Virtio).map(drop), var.map().map(drop)] {
+            let error = result.expect_err("it is the parent's");
+            assert!(error.is_forked(), "{error}");
+        }
+        assert_eq!(page.ring_u32(0, 1), Err(MemoryError::Forked));
+        assert!(var.destroy().expect_err("it is the parent's").error.is_forked());
+        Ok(())
+    })?;
+    page.ring_u32(0, 1)?;
+    var.destroy()?;
+    assert_eq!(context.leaked(), 0);
+    Ok(())
 }

@@ -43,6 +43,17 @@ const SET_TRIGGER: u32 = 32;
 /// A connected client.
 pub struct Session {
     connection: Connection,
+    served: Served,
+}
+
+/// The PCI function of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// The function with the registers.
+    Adapter,
+    /// Its data-direct function: configuration space alone. The guest gives both functions the same memory, so that the
+    /// mappings of the adapter serve both.
+    DataDirect,
 }
 
 /// Body of a reply, or an errno.
@@ -50,8 +61,8 @@ type ReplyBody = Result<Vec<u8>, u32>;
 
 impl Session {
     /// Serves the client behind `stream`.
-    pub fn new(stream: UnixStream) -> Self {
-        Self { connection: Connection::new(stream) }
+    pub fn new(stream: UnixStream, served: Served) -> Self {
+        Self { connection: Connection::new(stream), served }
     }
 
     /// The socket, to wait on.
@@ -68,13 +79,14 @@ impl Session {
             return Ok(false);
         }
         while let Some(mut request) = self.connection.request()? {
-            let answer = answer(&mut request, function);
+            let answer = answer(&mut request, function, self.served);
             if let Err(errno) = answer {
                 log::warn!("vfio-user command {} refused, errno {errno}", request.command);
             }
             if request.wants_reply {
                 // The reply about BAR0 carries the file to map.
-                let bar0 = request.command == command::DEVICE_GET_REGION_INFO
+                let bar0 = self.served == Served::Adapter
+                    && request.command == command::DEVICE_GET_REGION_INFO
                     && request.u32(8) == Some(BAR0_REGION);
                 let file = function.bar_file().filter(|_| bar0 && answer.is_ok());
                 let answer = answer.as_ref().map(Vec::as_slice).map_err(|errno| *errno);
@@ -85,20 +97,24 @@ impl Session {
     }
 }
 
-fn answer(request: &mut VfioRequest, function: &mut Function) -> ReplyBody {
-    match request.command {
-        command::VERSION => version(request),
-        command::DMA_MAP => dma_map(request, function).map(|()| vec![]),
-        command::DMA_UNMAP => dma_unmap(request, function),
-        command::DEVICE_GET_INFO => Ok(words(&[16, DEVICE_FLAGS, REGIONS, IRQS])),
-        command::DEVICE_GET_REGION_INFO => region_info(request, function),
-        command::DEVICE_GET_IRQ_INFO => irq_info(request),
-        command::DEVICE_SET_IRQS => set_irqs(request, function).map(|()| vec![]),
-        command::REGION_READ => region_read(request, function),
-        command::REGION_WRITE => region_write(request, function),
-        command::REGION_WRITE_MULTI => region_write_multi(request, function),
-        command::DEVICE_RESET => {
-            function.reset();
+fn answer(request: &mut VfioRequest, function: &mut Function, served: Served) -> ReplyBody {
+    match (request.command, served) {
+        (command::VERSION, _) => version(request),
+        (command::DMA_MAP, Served::Adapter) => dma_map(request, function).map(|()| vec![]),
+        (command::DMA_MAP, Served::DataDirect) => Ok(vec![]),
+        (command::DMA_UNMAP, _) => dma_unmap(request, function, served),
+        (command::DEVICE_GET_INFO, _) => Ok(words(&[16, DEVICE_FLAGS, REGIONS, IRQS])),
+        (command::DEVICE_GET_REGION_INFO, _) => region_info(request, function, served),
+        (command::DEVICE_GET_IRQ_INFO, _) => irq_info(request, served),
+        (command::DEVICE_SET_IRQS, _) => set_irqs(request, function, served).map(|()| vec![]),
+        (command::REGION_READ, _) => region_read(request, function, served),
+        (command::REGION_WRITE, _) => region_write(request, function, served),
+        (command::REGION_WRITE_MULTI, _) => region_write_multi(request, function, served),
+        (command::DEVICE_RESET, _) => {
+            match served {
+                Served::Adapter => function.reset(),
+                Served::DataDirect => function.restart_data_direct(),
+            }
             Ok(vec![])
         }
         _ => Err(EOPNOTSUPP),
@@ -143,13 +159,14 @@ fn dma_map(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32
     })
 }
 
-fn dma_unmap(request: &VfioRequest, function: &mut Function) -> ReplyBody {
+fn dma_unmap(request: &VfioRequest, function: &mut Function, served: Served) -> ReplyBody {
     const ALL: u32 = 2;
     let flags = request.u32(4).ok_or(EINVAL)?;
     let address = request.u64(8).ok_or(EINVAL)?;
     let size = request.u64(16).ok_or(EINVAL)?;
     log::debug!("unmap {address:#x}+{size:#x}");
     match flags {
+        0 | ALL if served == Served::DataDirect => {}
         0 => function.memory_mut().unmap(address, size).map_err(|_| EINVAL)?,
         ALL => function.memory_mut().clear(),
         _ => return Err(EOPNOTSUPP),
@@ -157,24 +174,26 @@ fn dma_unmap(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     Ok(request.body.get(..24).unwrap_or_default().to_vec())
 }
 
-fn region(index: u32) -> Option<(Region, u64)> {
-    match index {
-        BAR0_REGION => Some((Region::Bar0, bar0::SIZE)),
-        CONFIG_REGION => Some((Region::Config, CONFIG_SIZE as u64)),
+fn region(index: u32, served: Served) -> Option<(Region, u64)> {
+    match (index, served) {
+        (BAR0_REGION, Served::Adapter) => Some((Region::Bar0, bar0::SIZE)),
+        (CONFIG_REGION, Served::Adapter) => Some((Region::Config, CONFIG_SIZE as u64)),
+        (CONFIG_REGION, Served::DataDirect) => Some((Region::DataDirect, CONFIG_SIZE as u64)),
         _ => None,
     }
 }
 
-fn region_info(request: &VfioRequest, function: &Function) -> ReplyBody {
+fn region_info(request: &VfioRequest, function: &Function, served: Served) -> ReplyBody {
     const PLAIN: u32 = 32;
     let room = request.u32(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     if index >= REGIONS || room < PLAIN {
         return Err(EINVAL);
     }
-    let (mut flags, size) = region(index).map_or((0, 0), |(_, size)| (REGION_READ_WRITE, size));
+    let (mut flags, size) =
+        region(index, served).map_or((0, 0), |(_, size)| (REGION_READ_WRITE, size));
     let mut areas = vec![];
-    if index == BAR0_REGION && function.bar_file().is_some() {
+    if size > 0 && index == BAR0_REGION && function.bar_file().is_some() {
         // If a client may map anything, it must wait for a reply to each write: otherwise its
         // accesses to mapped memory could overtake a write.
         flags |= REGION_MMAP | REGION_CAPS;
@@ -198,13 +217,15 @@ fn region_info(request: &VfioRequest, function: &Function) -> ReplyBody {
     Ok(body)
 }
 
-fn irq_info(request: &VfioRequest) -> ReplyBody {
+fn irq_info(request: &VfioRequest, served: Served) -> ReplyBody {
     let index = request.u32(8).ok_or(EINVAL)?;
     if index >= IRQS {
         return Err(EINVAL);
     }
-    let (flags, count) =
-        if index == MSIX_IRQ { (IRQ_EVENTFD | IRQ_NORESIZE, VECTORS as u32) } else { (0, 0) };
+    let (flags, count) = match served {
+        Served::Adapter if index == MSIX_IRQ => (IRQ_EVENTFD | IRQ_NORESIZE, VECTORS as u32),
+        _ => (0, 0),
+    };
     Ok(words(&[16, flags, index, count]))
 }
 
@@ -217,12 +238,12 @@ fn signal(mut event: File) -> Notify {
     })
 }
 
-fn set_irqs(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32> {
+fn set_irqs(request: &mut VfioRequest, function: &mut Function, served: Served) -> Result<(), u32> {
     let flags = request.u32(4).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let start = request.u32(12).ok_or(EINVAL)? as usize;
     let count = request.u32(16).ok_or(EINVAL)? as usize;
-    if index != MSIX_IRQ {
+    if index != MSIX_IRQ || served == Served::DataDirect {
         // Clients disable interrupt types that the function does not have.
         return if count == 0 { Ok(()) } else { Err(EINVAL) };
     }
@@ -255,11 +276,11 @@ fn set_irqs(request: &mut VfioRequest, function: &mut Function) -> Result<(), u3
     Ok(())
 }
 
-fn region_read(request: &VfioRequest, function: &mut Function) -> ReplyBody {
+fn region_read(request: &VfioRequest, function: &mut Function, served: Served) -> ReplyBody {
     let offset = request.u64(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let count = request.u32(12).ok_or(EINVAL)?;
-    let (region, size) = region(index).ok_or(EINVAL)?;
+    let (region, size) = region(index, served).ok_or(EINVAL)?;
     if count > 1 << 20 || offset.checked_add(u64::from(count)).is_none_or(|end| end > size) {
         return Err(EINVAL);
     }
@@ -269,8 +290,14 @@ fn region_read(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     Ok(body)
 }
 
-fn write(function: &mut Function, offset: u64, index: u32, data: &[u8]) -> Result<(), u32> {
-    let (region, size) = region(index).ok_or(EINVAL)?;
+fn write(
+    function: &mut Function,
+    served: Served,
+    offset: u64,
+    index: u32,
+    data: &[u8],
+) -> Result<(), u32> {
+    let (region, size) = region(index, served).ok_or(EINVAL)?;
     if offset.checked_add(data.len() as u64).is_none_or(|end| end > size) {
         return Err(EINVAL);
     }
@@ -278,7 +305,7 @@ fn write(function: &mut Function, offset: u64, index: u32, data: &[u8]) -> Resul
     Ok(())
 }
 
-fn region_write(request: &VfioRequest, function: &mut Function) -> ReplyBody {
+fn region_write(request: &VfioRequest, function: &mut Function, served: Served) -> ReplyBody {
     let offset = request.u64(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let count = request.u32(12).ok_or(EINVAL)? as usize;
@@ -286,12 +313,12 @@ fn region_write(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     if data.len() != count {
         return Err(EINVAL);
     }
-    write(function, offset, index, data)?;
+    write(function, served, offset, index, data)?;
     Ok(request.body[..16].to_vec())
 }
 
 /// Handles several posted writes in one message, each of at most eight bytes.
-fn region_write_multi(request: &VfioRequest, function: &mut Function) -> ReplyBody {
+fn region_write_multi(request: &VfioRequest, function: &mut Function, served: Served) -> ReplyBody {
     const ENTRY: usize = 24;
     let count = request.u64(0).ok_or(EINVAL)?;
     let entries = &request.body[8..];
@@ -304,7 +331,7 @@ fn region_write_multi(request: &VfioRequest, function: &mut Function) -> ReplyBo
         let index = request.u32(at + 8).ok_or(EINVAL)?;
         let len = request.u32(at + 12).ok_or(EINVAL)? as usize;
         let data = request.body[at + 16..at + ENTRY].get(..len).ok_or(EINVAL)?;
-        write(function, offset, index, data)?;
+        write(function, served, offset, index, data)?;
     }
     Ok(count.to_ne_bytes().to_vec())
 }
@@ -315,6 +342,10 @@ mod tests {
     use uverbs_connectx::options::Options;
 
     fn ask(mapped: bool, index: u32, room: u32) -> ReplyBody {
+        ask_of(Served::Adapter, mapped, index, room)
+    }
+
+    fn ask_of(served: Served, mapped: bool, index: u32, room: u32) -> ReplyBody {
         let request = VfioRequest {
             id: 1,
             command: command::DEVICE_GET_REGION_INFO,
@@ -322,7 +353,7 @@ mod tests {
             body: words(&[room, 0, index, 0, 0, 0, 0, 0]),
             files: vec![],
         };
-        region_info(&request, &Function::new(Options { mapped, ..Options::default() }))
+        region_info(&request, &Function::new(Options { mapped, ..Options::default() }), served)
     }
 
     fn word(body: &[u8], at: usize) -> u32 {
@@ -357,5 +388,25 @@ mod tests {
         assert_eq!((body.len(), word(&body, 4)), (32, REGION_READ_WRITE), "unless it was wanted");
         assert_eq!(ask(true, BAR0_REGION, 31), Err(EINVAL));
         assert_eq!(ask(true, REGIONS, 80), Err(EINVAL));
+    }
+
+    #[test]
+    fn data_direct_function_has_configuration_space_alone() {
+        let of = |index| ask_of(Served::DataDirect, true, index, 80).unwrap();
+        assert_eq!(
+            (word(&of(CONFIG_REGION), 4), long(&of(CONFIG_REGION), 16)),
+            (REGION_READ_WRITE, 4096)
+        );
+        assert_eq!((word(&of(BAR0_REGION), 4), long(&of(BAR0_REGION), 16)), (0, 0));
+        let mut function = Function::new(Options { data_direct: true, ..Options::default() });
+        let mut ids = |served| {
+            let mut body = 0u64.to_ne_bytes().to_vec();
+            body.extend(words(&[CONFIG_REGION, 4]));
+            let command = command::REGION_READ;
+            let mut request =
+                VfioRequest { id: 1, command, wants_reply: true, body, files: vec![] };
+            word(&answer(&mut request, &mut function, served).unwrap(), 16)
+        };
+        assert_eq!((ids(Served::Adapter), ids(Served::DataDirect)), (0x1017_15b3, 0x2100_15b3));
     }
 }

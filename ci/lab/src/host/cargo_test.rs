@@ -62,6 +62,18 @@ pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Section> {
     Ok(section(reports, start))
 }
 
+/// Runs the tests of the device suite by the name `leave_nothing` on the fabric, with the rounds of a soak.
+pub(crate) fn leaks(workspace: &Workspace) -> Result<Section> {
+    const PATIENCE: Duration = Duration::from_secs(90 * 60);
+    let start = Instant::now();
+    let mut command = cargo(workspace);
+    command.args(["test", "--quiet", "--release", "--package", "uverbs", "--all-features"]);
+    command.args(["--test", "device"]).env("UVERBS_SOAK", "1");
+    command.arg("--target-dir").arg(workspace.target_directory());
+    let reports = run("leaks", command, Some("leave_nothing"), true, PATIENCE)?;
+    Ok(Section { name: "leaks".into(), ..section(reports, start) })
+}
+
 fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(crate::workspace::cargo());
     command.current_dir(workspace.root()).env_remove(RUNNER);

@@ -54,6 +54,12 @@ pub(crate) struct Emulation {
     /// Register memory by commands alone (with --device mlx5)
     #[arg(long)]
     pub(crate) minimal: bool,
+    /// A data-direct function beside the first function, as a ConnectX-8 has (with --device mlx5; Linux 6.12)
+    #[arg(long)]
+    pub(crate) data_direct: bool,
+    /// A clock of real time, of which timestamps may be (with --device mlx5)
+    #[arg(long)]
+    pub(crate) real_time: bool,
 }
 
 impl Emulation {
@@ -71,6 +77,12 @@ impl Emulation {
         }
         if self.minimal {
             arguments.push("--minimal".into());
+        }
+        if self.real_time {
+            arguments.push("--real-time".into());
+        }
+        if self.data_direct {
+            arguments.extend(["--data-direct".into(), DATA_DIRECT.into()]);
         }
         arguments
     }
@@ -186,6 +198,9 @@ fn soft_roce() -> Device {
 /// Names of the functions' sockets in the run directory.
 const SOCKETS: [&str; 2] = ["connectx0", "connectx1"];
 
+/// Name of the socket of the first function's data-direct function.
+const DATA_DIRECT: &str = "connectx-direct";
+
 /// Name of the emulator's control socket in the run directory.
 pub(crate) const CONTROL: &str = "connectx-control";
 
@@ -198,10 +213,15 @@ fn connectx(emulator: PathBuf, emulation: Emulation, functions: &[usize]) -> Dev
         command.extend(["--socket".into(), socket.into()]);
     }
     let mut qemu = Vec::new();
-    for number in functions {
+    let mut sockets: Vec<&str> = functions.iter().map(|number| SOCKETS[*number]).collect();
+    let direct = emulation.data_direct.then_some(DATA_DIRECT);
+    if functions.contains(&0) {
+        sockets.extend(direct);
+    }
+    for socket in sockets {
         let function = serde_json::json!({
             "driver": "vfio-user-pci",
-            "socket": { "type": "unix", "path": SOCKETS[*number] },
+            "socket": { "type": "unix", "path": socket },
         });
         qemu.extend(["-device".to_owned(), function.to_string()]);
     }
@@ -211,7 +231,12 @@ fn connectx(emulator: PathBuf, emulation: Emulation, functions: &[usize]) -> Dev
         shared_memory: true,
         companion: Some(Companion {
             command,
-            sockets: SOCKETS.iter().chain([&CONTROL]).map(|name| (*name).to_owned()).collect(),
+            sockets: SOCKETS
+                .into_iter()
+                .chain([CONTROL])
+                .chain(direct)
+                .map(str::to_owned)
+                .collect(),
         }),
         setup: setup(&modules, Network::Ports, functions.len()),
     }

@@ -196,6 +196,10 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Never,
         Has::Probed(btf("mlx5_ib", "MLX5_IB_MODIFY_QP_OOO_DP"), Series(6, 13)),
     ),
+    // A second function of a ConnectX-8: the group `data_direct` has one.
+    ("data_direct", DecidedBy::Device, Has::Never, Has::Never),
+    // A ConnectX-6 Dx has it: the group `real_time`.
+    ("real_time", DecidedBy::Device, Has::Never, Has::Never),
     // A key of no memory.
     ("null_mr", DecidedBy::Device, Has::Never, Has::Always),
     ("odp_implicit", DecidedBy::Device, Has::Never, Has::Never),

@@ -84,6 +84,8 @@ const GROUPS: &[Group] = &[
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
+    Group::new("data_direct", data_direct),
+    Group::new("real_time", real_time),
     Group::new("runner", runner::run),
     Group::new("cargo_runner", cargo_runner::run),
     Group { slots: 2, ..Group::new("machines", machines::run) },
@@ -185,6 +187,18 @@ fn foreign(context: &CaseContext<'_>) -> Vec<Report> {
 fn minimal(context: &CaseContext<'_>) -> Vec<Report> {
     let minimal = Emulation { minimal: true, ..Emulation::default() };
     context.group("minimal", minimal, verbs::pingpongs(Addressing::Gid))
+}
+
+/// Dma-bufs on a device whose first function has a data-direct function.
+fn data_direct(context: &CaseContext<'_>) -> Vec<Report> {
+    let data_direct = Emulation { data_direct: true, ..Emulation::default() };
+    context.group("data_direct", data_direct, ours::through_data_direct())
+}
+
+/// Completion queues on a device with a clock of real time, which the kernel's own queues use, too.
+fn real_time(context: &CaseContext<'_>) -> Vec<Report> {
+    let real_time = Emulation { real_time: true, ..Emulation::default() };
+    context.group("real_time", real_time, ours::in_real_time())
 }
 
 impl CaseContext<'_> {

@@ -32,6 +32,7 @@ trials![
     answers_arrive_with_their_numbers_and_lengths,
     queries_that_the_kernel_does_not_take_are_refused,
     answers_leave_nothing,
+    raw_queues_and_what_steers_to_them_leave_nothing,
     answers_stay_the_parents,
 ];
 
@@ -396,6 +397,18 @@ fn answers_leave_nothing() -> Verdict {
             let command = mkey(pd_number(&pd)?, &umem, umem.as_ptr() as u64, 8192);
             let kept: [&dyn DevxRef; 1] = [&umem];
             drop(create(&context, command.bytes(), &kept)?);
+            Ok(())
+        }))
+    })
+}
+
+fn raw_queues_and_what_steers_to_them_leave_nothing() -> Verdict {
+    let kinds = [ObjectKind::MLX5_DEVX_OBJ, ObjectKind::MLX5_DEVX_UMEM, ObjectKind::MLX5_UAR];
+    rounds(&kinds, |context| {
+        open()?;
+        let context = context.clone();
+        Ok(Box::new(move || {
+            drop(Raw::new(&context)?);
             Ok(())
         }))
     })

@@ -1,7 +1,9 @@
 //! Objects and umems of DEVX that separately started processes share.
 
 use super::{counters, create, input, open, query_counters};
+use crate::fork::in_child;
 use crate::heir::take_over;
+use crate::leaks::rounds;
 use crate::partner::{Partner, missing, parse, print, refused};
 use crate::verdict::{Stop, Verdict, trials};
 use uverbs::mlx5::devx::{self, DevxObject, DevxRef, ImportedDevxObject, ImportedUmem, Umem};
@@ -16,12 +18,14 @@ trials![
     object_that_is_released_belongs_to_the_importer,
     exports_have_the_layouts_of_rdma_core,
     envelopes_of_nothing_are_refused,
+    imports_leave_nothing,
+    imports_stay_the_parents,
 ];
 
 const DOORBELL_RECORD: u64 = 0x1000;
 
 /// A completion queue of 16 CQEs at the beginning of a umem of two pages.
-fn queue_in(
+pub(in crate::mlx5) fn queue_in(
     context: &Context,
     umem: u32,
     uar: &Uar,
@@ -207,5 +211,60 @@ fn envelopes_of_nothing_are_refused() -> Verdict {
     let other = open()?;
     let refused = DevxObject::import(&other, &counters.export()?).err();
     assert_eq!(errno(refused), Some(Errno::XDEV));
+    Ok(())
+}
+
+/// An import is another name for an object, which its owner destroys.
+fn imports_leave_nothing() -> Verdict {
+    open()?;
+    let kinds = [ObjectKind::MLX5_DEVX_OBJ, ObjectKind::MLX5_DEVX_UMEM, ObjectKind::MLX5_UAR];
+    rounds(&kinds, |context| {
+        let context = context.clone();
+        let umem = Umem::builder(&context).page_sizes(4096).allocate(0x2000)?;
+        let object = counters(&context)?;
+        Ok(Box::new(move || {
+            query_counters(&*DevxObject::import_rdma_core(&context, &object.export_rdma_core())?)?;
+            DevxObject::import_rdma_core(&context, &object.export_rdma_core())?.unimport()?;
+            let theirs = Umem::<Foreign>::import_rdma_core(&context, &umem.export_rdma_core())?;
+            let uar = Uar::alloc(&context, UarKind::NonCached)?;
+            let queue = queue_in(&context, theirs.id(), &uar, &[&*theirs])?;
+            let ErrorWith { object: theirs, error } =
+                theirs.unimport().expect_err("a queue is in it");
+            assert_eq!(error.errno(), Errno::BUSY);
+            drop(theirs);
+            queue.destroy()?;
+            Ok(())
+        }))
+    })
+}
+
+fn imports_stay_the_parents() -> Verdict {
+    let context = open()?;
+    let (object, umem) = (counters(&context)?, Umem::builder(&context).allocate(4096)?);
+    let imported = DevxObject::import_rdma_core(&context, &object.export_rdma_core())?;
+    let memory = Umem::<Foreign>::import_rdma_core(&context, &umem.export_rdma_core())?;
+    let mine = (context, imported, memory, object);
+    let (context, imported, memory, object) =
+        in_child(mine, |(context, imported, memory, object)| {
+            let (exported, bytes) = (object.export_rdma_core(), memory.export_rdma_core());
+            for result in [
+                query_counters(&imported),
+                DevxObject::import_rdma_core(&context, &exported).map(drop),
+                Umem::<Foreign>::import_rdma_core(&context, &bytes).map(drop),
+                object.release().map(drop).map_err(|failed| failed.error),
+                imported.unimport().map_err(|failed| failed.error),
+                memory.unimport().map_err(|failed| failed.error),
+            ] {
+                let error = result.expect_err("it is the parent's");
+                assert!(error.is_forked(), "{error}");
+            }
+            Ok(())
+        })?;
+    query_counters(&imported)?;
+    imported.unimport()?;
+    memory.unimport()?;
+    object.destroy()?;
+    umem.destroy()?;
+    assert_eq!(context.leaked(), 0);
     Ok(())
 }

@@ -50,6 +50,15 @@ super::layouts! {
         tx_remap_affinity_2: 0x34, 0x4;
         tx_remap_affinity_1: 0x3c, 0x4;
     }
+    query_vuid_in[0x80] {
+        query_vfs_vuid: 0x60, 0x1;
+        data_direct: 0x61, 0x1;
+        vhca_id: 0x70, 0x10;
+    }
+    query_vuid_out[0x200] {
+        num_of_entries: 0x1f0, 0x10;
+        vuid: 0x200, 0x0 tail;
+    }
     query_special_contexts_out[0x100] {
         dump_fill_mkey: 0x40, 0x20;
         resd_lkey: 0x60, 0x20;

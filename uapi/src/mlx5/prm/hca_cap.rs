@@ -100,6 +100,8 @@ super::layouts! {
         log_max_current_mc_list: 0x3f3, 0x5;
         log_max_current_uc_list: 0x3fb, 0x5;
         general_obj_types: 0x400, 0x40;
+        sq_ts_format: 0x440, 0x2;
+        rq_ts_format: 0x442, 0x2;
         log_max_uctx: 0x463, 0x5;
         log_max_umem: 0x46b, 0x5;
         max_num_eqs: 0x470, 0x10;
@@ -108,10 +110,13 @@ super::layouts! {
         device_frequency_mhz: 0x4c0, 0x20;
         device_frequency_khz: 0x4e0, 0x20;
         num_of_uars_per_page: 0x520, 0x20;
+        crossing_vhca_mkey: 0x5b2, 0x1;
         cqe_128_always: 0x5bd, 0x1;
+        data_direct: 0x752, 0x1;
     }
     cmd_hca_cap_2[0x800] {
         dp_ordering_force: 0x88, 0x1;
+        query_vuid: 0x92, 0x1;
     }
     atomic_caps[0x800] {
         atomic_req_8B_endianness_mode: 0x40, 0x2;
@@ -121,6 +126,7 @@ super::layouts! {
         atomic_size_dc: 0xd0, 0x10;
     }
     roce_cap[0x800] {
+        qp_ts_format: 0x1e, 0x2;
         l3_type: 0x8c, 0x4;
         roce_version: 0x98, 0x8;
         r_roce_dest_udp_port: 0xb0, 0x10;

@@ -25,6 +25,7 @@ super::layouts! {
         pd: 0x68, 0x18;
         start_addr: 0x80, 0x40;
         len: 0xc0, 0x40;
+        crossing_target_vhca_id: 0x180, 0x10;
         translations_octword_size: 0x1a0, 0x20;
         relaxed_ordering_read: 0x1d9, 0x1;
         log_page_size: 0x1da, 0x6;
@@ -32,6 +33,7 @@ super::layouts! {
     create_mkey_in[0x880] {
         pg_access: 0x60, 0x1;
         mkey_umem_valid: 0x61, 0x1;
+        data_direct: 0x62, 0x1;
         memory_key_mkey_entry: 0x80, 0x200 of mkc;
         translations_octword_actual_size: 0x300, 0x20;
         klm_pas_mtt: 0x880, 0x0 tail;

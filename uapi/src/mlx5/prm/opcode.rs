@@ -219,6 +219,7 @@ opcodes! {
     SYNC_CRYPTO = 0xb12,
     ALLOW_OTHER_VHCA_ACCESS = 0xb16,
     GENERATE_WQE = 0xb17,
+    QUERY_VUID = 0xb22,
     GENERAL_END = 0xd00,
 }
 

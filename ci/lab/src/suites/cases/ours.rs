@@ -234,3 +234,13 @@ pub(crate) fn without_combining() -> Vec<Case> {
     cases.push(part_without("mlx5::td", "--skip exhaustion_names_the_number_of_domains"));
     cases
 }
+
+/// Dma-bufs, which the driver binds to the data-direct function. A test that skips for want of it is a failure here.
+pub(crate) fn through_data_direct() -> Vec<Case> {
+    vec![part("mlx5::dmabuf").then("! grep -q '\\[data_direct\\]' part")]
+}
+
+/// Timestamps, with and without real time.
+pub(crate) fn in_real_time() -> Vec<Case> {
+    vec![part("mlx5::clock").then("! grep -q '\\[real_time\\]' part")]
+}
