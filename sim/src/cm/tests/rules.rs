@@ -2,7 +2,7 @@
 
 use super::super::connection::{REQUEST_INTERVAL, RETRIES, Report, State};
 use super::super::connections::{Connections, MAX_CONNECTIONS};
-use super::super::message::{About, Body, Ece, Message, Service, Side, Transport};
+use super::super::message::{About, Body, Ece, Message, Service, Side, Terms, Transport};
 use super::{A, B, SERVICE, new_table, side, travel};
 
 const MTU: (u8, u8) = (3, 0x20);
@@ -369,4 +369,41 @@ fn addresses_of_ipv6_travel() {
     table.query(0, (a, b), SERVICE, Vec::new());
     let [request, query] = &drain(&mut table)[..] else { panic!("two messages") };
     assert_eq!((request.from, request.to, query.from, query.to), (a, b, a, b));
+}
+
+#[test]
+fn every_parameter_of_a_side_travels() {
+    let ece = Ece { vendor: 0x12_3456, options: 0x789a_bcde };
+    let whole = |retry_count, room| Side {
+        qpn: 0xab_cdef,
+        starting_psn: 0x12_3456,
+        responder_resources: 3,
+        initiator_depth: 4,
+        flow_control: 1,
+        retry_count,
+        rnr_retry_count: 5,
+        srq: 1,
+        ece,
+        private_data: vec![0x5a; room],
+    };
+    let request = requested().request;
+    let terms = Terms { mtu: 5, traffic_class: 0x6a, response_timeout: 19, retries: 14 };
+    let (service, kind) = (SERVICE, Transport::Rc);
+    let (local, remote) = (request.local, 0x1234_5678);
+    let end = Service { space: 0x111, port: 80, source_port: 0 };
+    for (remote, body) in [
+        (0, Body::Req { service, kind, side: whole(6, 56), terms }),
+        (remote, Body::Rep { kind, side: whole(0, 196) }),
+        (remote, Body::Mra { about: About::Rep, timeout: 21 }),
+        (remote, Body::Rej { about: About::Other, reason: 28, private_data: vec![1; 148] }),
+        (remote, Body::Dreq { qpn: 0xab_cdef }),
+        (0, Body::SidrReq { service, private_data: vec![2; 180] }),
+    ] {
+        let message = Message { local, remote, body, ..request.clone() };
+        assert_eq!(travel(&message), message);
+    }
+    let private_data = vec![3; 136];
+    let body = Body::SidrRep { service: end, status: 0, qpn: 7, qkey: 8, ece, private_data };
+    let answer = Message { local: 0, remote, body, ..request };
+    assert_eq!(travel(&answer), answer);
 }
