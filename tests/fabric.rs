@@ -1,12 +1,13 @@
 //! The library on a fabric: devices, their kernel and their network in this process.
 
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use uverbs::cm::EventChannel;
 use uverbs::device::devices_on;
 use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, Handshake, MemoryRegion, Mtu, Notify,
-    QpControl, QpType, QueuePair, RecvWr, SendWr,
+    QpControl, QpType, QueuePair, RecvWr, Remote, SendWr, WcStatus,
 };
 use uverbs_sim::{Fabric, Mode, Profile};
 
@@ -551,6 +552,55 @@ fn a_future_of_a_connect_ends_at_its_deadline() -> Result<()> {
         let step = if unread > LIMIT { "the address was" } else { "the listener did" };
         assert!(error.to_string().contains(step), "{error}");
     }
+    Ok(())
+}
+
+/// As the driver of the kernel revokes them: `mlx5_ib_revoke_data_direct_mrs`.
+#[test]
+#[cfg_attr(miri, ignore = "it maps a file")]
+fn data_direct_regions_end_when_the_function_is_unbound() -> Result<()> {
+    const LENGTH: u64 = 1 << 16;
+    let fabric = Fabric::builder().device(Profile::new().data_direct()).build()?;
+    let context = open(&fabric, 0)?;
+    let (pd, mut cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
+    let mut memory = pd.mr_builder().allocate::<u8>(8)?;
+    let mut qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).build()?;
+    let own = qp.endpoint(&context.query_gid(1, 3)?)?;
+    qp.handshake(&own, &Handshake::new())?;
+    let buffer = uverbs_sim::dma_buf(LENGTH as usize)?;
+    let register = || {
+        let builder = pd.mr_builder().access(Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        builder.data_direct().iova(0).register_dmabuf(&buffer, 0, LENGTH)
+    };
+    let region = register()?;
+    let mut write = |value: u8| -> Result<WcStatus> {
+        memory.copy_from(0, &[value; 8])?;
+        let sges = [memory.sge(..)?];
+        let to = Remote { addr: LENGTH - 8, rkey: region.rkey() };
+        let mut batch = qp.send_batch()?;
+        batch.push(SendWr::write(to, &sges).signaled())?;
+        // SAFETY: the memory is dropped after the queue pair.
+        unsafe { batch.ring()? };
+        loop {
+            if let Some(done) = cq.poll()?.next() {
+                return Ok(done.status());
+            }
+        }
+    };
+    let file = std::fs::File::from(buffer.try_clone()?);
+    let last = || {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, LENGTH - 8).map(|()| bytes)
+    };
+    assert_eq!((write(5)?, last()?), (WcStatus::SUCCESS, [5; 8]));
+    fabric.device("mlx5_0").ok_or("it is there")?.unbind_data_direct();
+    // The queue pair is its own peer, whose refusal ends it before the answer arrives.
+    assert_eq!((write(6)?, last()?), (WcStatus::WR_FLUSH_ERR, [5; 8]));
+    for error in [register().err(), uverbs::mlx5::data_direct_path(&context).err()] {
+        assert_eq!(error.map(|error| error.errno()), Some(uverbs::Errno::OPNOTSUPP));
+    }
+    drop((qp, region));
+    assert_eq!(context.leaked(), 0);
     Ok(())
 }
 
