@@ -59,5 +59,5 @@ impl TimestampFormat {
 /// The clock of real time: seconds since the epoch, and nanoseconds.
 pub(crate) fn real_time(now: u64, options: &Options) -> u64 {
     let time = options.real_time.unwrap_or(0).saturating_add(now);
-    time / NS_PER_SECOND << 32 | time % NS_PER_SECOND
+    ((time / NS_PER_SECOND) << 32) | (time % NS_PER_SECOND)
 }
