@@ -140,5 +140,5 @@ fn capabilities_and_registers_tell_of_the_clock() {
     driver.fabric.function(0).read(Region::Bar0, 0x1040, &mut words);
     let now = driver.now();
     let time = START + now;
-    assert_eq!(u64::from_be_bytes(words), time / 1_000_000_000 << 32 | time % 1_000_000_000);
+    assert_eq!(u64::from_be_bytes(words), ((time / 1_000_000_000) << 32) | (time % 1_000_000_000));
 }

@@ -234,6 +234,6 @@ mod tests {
         assert!(!posted.pop_while(|wr_id| wr_id == at(8)));
         assert_eq!((places(&posted), posted.len()), (vec![9], 1));
         posted.pop_first(at(9));
-        assert!(posted.len() == 0 && posted.first().is_none() && posted.last().is_none());
+        assert!(posted.is_empty() && posted.first().is_none() && posted.last().is_none());
     }
 }
