@@ -1,5 +1,5 @@
-//! Connections by address over UDP sockets: between two fabrics of this process, and between processes, of which one may
-//! be killed at any step.
+//! Connections by address over UDP sockets: between two fabrics of this process, and between processes, of which one
+//! may be killed at any step.
 //!
 //! Each test has addresses of its own in 127.0.0.0/8. A second process is this program again, with its orders in the
 //! environment; it reports its steps over TCP.
@@ -25,7 +25,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 const PORT: u16 = 14_792;
 /// How long anything may take on a machine that is busy.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long this process waits for one that does not answer: the connection manager itself would for more than a minute.
+/// How long this process waits for one that does not answer: the connection manager itself would for more than a
+/// minute.
 const SHORT: Duration = Duration::from_millis(500);
 /// Connections between two processes at once.
 const MANY: usize = 100;

@@ -1,8 +1,9 @@
 //! Messages of the connection manager as they travel: datagrams of 256 bytes between the queue pairs 1 of two ports.
 //!
-//! A management datagram (MAD) is a header and 232 bytes that its attribute ID names. The positions are those of chapter
-//! 12 of the InfiniBand specification, as the kernel's `include/rdma/ibta_vol1_c12.h` has them; [`IpAddressing`], at the
-//! start of the private data of REQ and SIDR_REQ, is `struct cma_hdr` of `core/cma.c`. All fields are big-endian.
+//! A management datagram (MAD) is a header and 232 bytes that its attribute ID names. The positions are those of
+//! chapter 12 of the InfiniBand specification, as the kernel's `include/rdma/ibta_vol1_c12.h` has them;
+//! [`IpAddressing`], at the start of the private data of REQ and SIDR_REQ, is `struct cma_hdr` of `core/cma.c`. All
+//! fields are big-endian.
 //!
 //! ```text
 //! MAD    0        1        2        3
@@ -22,8 +23,8 @@
 //!   24 │      232 bytes of the message     │
 //! ```
 //!
-//! The messages, with offsets from there. Words have 32 bits and are drawn from bit 31 to bit 0; a number in brackets is
-//! the width of a field.
+//! The messages, with offsets from there. Words have 32 bits and are drawn from bit 31 to bit 0; a number in brackets
+//! is the width of a field.
 //!
 //! ```text
 //! REQ  0 local ID                          REP  0 local ID
@@ -69,8 +70,8 @@
 //!                                              96 private data, 136 bytes
 //! ```
 //!
-//! LAP and APR, which move a connection to its alternate path, are not decoded: the kernel ignores them on RoCE, too. The
-//! alternate path of a REQ is not read, and zeros are written.
+//! LAP and APR, which move a connection to its alternate path, are not decoded: the kernel ignores them on RoCE, too.
+//! The alternate path of a REQ is not read, and zeros are written.
 
 mod layout;
 

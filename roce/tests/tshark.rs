@@ -1,5 +1,5 @@
-//! Wireshark's decoder reads the packets of each opcode as they were meant, and their ICRCs. Without `tshark` this tests
-//! the frames alone.
+//! Wireshark's decoder reads the packets of each opcode as they were meant, and their ICRCs. Without `tshark` this
+//! tests the frames alone.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -171,8 +171,8 @@ fn mad(transaction: u64, message: cm::Message) -> Vec<u8> {
     frame
 }
 
-/// Wireshark 4.0 has no names for the fields of MRA, SIDR_REQ and SIDR_REP: of these it reads the header alone. Of the word
-/// with flow label and rate it reads three bytes, and so gets both wrong.
+/// Wireshark 4.0 has no names for the fields of MRA, SIDR_REQ and SIDR_REP: of these it reads the header alone. Of the
+/// word with flow label and rate it reads three bytes, and so gets both wrong.
 #[test]
 fn wireshark_reads_messages_of_the_connection_manager() {
     let [source, destination] = [route(false).source, route(false).destination];

@@ -2,8 +2,8 @@
 //!
 //! Pairs with `core/cma.c`; [`ucma`] takes the program's commands, [`connections`] are the connections by number, and
 //! [`connection`] is the state machine of one. Messages travel between ports of the fabric in order. A message is lost
-//! if a port is gone or has no link, or if a test or the seed loses it. One to an address outside of the fabric leaves as a
-//! MAD, if the device has a way out: [`wire`].
+//! if a port is gone or has no link, or if a test or the seed loses it. One to an address outside of the fabric leaves
+//! as a MAD, if the device has a way out: [`wire`].
 
 mod address;
 pub(crate) mod connection;

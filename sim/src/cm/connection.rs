@@ -37,8 +37,8 @@ pub(super) const RETRIES: u8 = 15;
 const RESPONSE_TIMEOUT: u8 = 20;
 /// Time that a packet is under way: `CMA_IBOE_PACKET_LIFETIME`.
 const PACKET_LIFE_TIME: u8 = 16;
-/// Time of an acknowledgement, for which a connection that ended keeps its number, too: that of a packet both ways, and of
-/// a device as slow (`cm_ack_timeout`).
+/// Time of an acknowledgement, for which a connection that ended keeps its number, too: that of a packet both ways, and
+/// of a device as slow (`cm_ack_timeout`).
 pub(super) const ACK_TIMEOUT: u8 = PACKET_LIFE_TIME + 2;
 /// Time that a program takes for its answer: `CMA_CM_MRA_SETTING`.
 const SERVICE_TIMEOUT: u8 = 24;

@@ -1,9 +1,9 @@
 //! The connections of a fabric's ports, and the queries of datagram services: no socket, no clock, no thread.
 //!
 //! Pairs with the tables of `core/cm.c`. The calls of the program, the messages of peers and the time come in as
-//! arguments; [`next_message`](Connections::next_message) and [`next_report`](Connections::next_report) give what goes out.
-//! A connection is found by our number, which the peer puts into its messages, and a request that comes again by the
-//! number of the peer. A message has to come from the address of the connection's peer; the kernel does not look.
+//! arguments; [`next_message`](Connections::next_message) and [`next_report`](Connections::next_report) give what goes
+//! out. A connection is found by our number, which the peer puts into its messages, and a request that comes again by
+//! the number of the peer. A message has to come from the address of the connection's peer; the kernel does not look.
 //!
 //! | message about no connection | answer |
 //! |---|---|
@@ -19,8 +19,8 @@ use super::connection::{
 use super::message::{About, Body, Ece, Gid, Message, PrivateData, Service, Side, Transport};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The most connections and queries. A request beyond them is refused with the reason that there are no resources, so that
-/// peers that ask without end take at most this much memory, about 1 KiB for each.
+/// The most connections and queries. A request beyond them is refused with the reason that there are no resources, so
+/// that peers that ask without end take at most this much memory, about 1 KiB for each.
 pub(super) const MAX_CONNECTIONS: usize = 65_536;
 
 /// `IB_SIDR_REJECT`.
@@ -312,7 +312,8 @@ impl Connections {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// Sends what is to be sent again by now, and gives up what has been sent often enough. Returns whether there was any.
+    /// Sends what is to be sent again by now, and gives up what has been sent often enough. Returns whether there was
+    /// any.
     pub(super) fn run_timers(&mut self, now: u64) -> bool {
         let mut worked = false;
         while let Some((_, number)) = self.timers.first().copied().filter(|(due, _)| *due <= now) {

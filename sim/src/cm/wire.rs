@@ -234,8 +234,8 @@ pub(super) fn encode(message: &Message, guid: u64, pkey: u16) -> mad::Message {
     }
 }
 
-/// The service of a request; its addresses have to be those that the MAD came from and to. One that is not of rdma_cm has
-/// port space 0, where nobody listens.
+/// The service of a request; its addresses have to be those that the MAD came from and to. One that is not of rdma_cm
+/// has port space 0, where nobody listens.
 fn service(id: u64, private_data: &[u8], (from, to): (Gid, Gid)) -> (Service, bool) {
     let Some((space, port)) = mad::port_of(id) else { return (Service::default(), true) };
     let ip = |gid: Gid| IpAddr::from(gid).to_canonical();
