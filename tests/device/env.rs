@@ -6,7 +6,9 @@ use crate::owners::Resources;
 use crate::pair::PATIENCE;
 use crate::testbed;
 use crate::verdict::{Stop, Verdict, require};
+use nix::sched::CloneFlags;
 use std::env::{var, var_os};
+use std::fs::File;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -92,8 +94,8 @@ pub(crate) fn open() -> Verdict<Context> {
     Ok(Context::open(&device())?)
 }
 
-/// The side of each pair that is a device in this process, at an address outside of it: `a:10.0.1.2`. The other side is
-/// the device under test, which has to reach that address.
+/// The side of each pair that is a device in this process, its address outside of it, and the network namespace that has
+/// the address: `a:10.1.0.2@/run/netns/away`. The other side is the device under test, which has to reach the address.
 const WIRE: &str = "UVERBS_TEST_WIRE";
 
 /// That side's device, and whether it is the first of each pair; `None` if all of them are on the device under test.
@@ -101,24 +103,35 @@ fn wire() -> Result<Option<&'static (Device, bool)>, String> {
     static AT: OnceLock<Result<Option<(Device, bool)>, String>> = OnceLock::new();
     let look = || {
         let Ok(text) = var(WIRE) else { return Ok(None) };
-        let wrong = || format!("{WIRE}={text}: give a side and an address, as in a:10.0.1.2");
-        let (side, address) = text.split_once(':').ok_or_else(wrong)?;
-        let address: IpAddr = address.parse().map_err(|_| wrong())?;
-        let is_first = match side {
-            "a" => true,
-            "b" => false,
-            _ => return Err(wrong()),
-        };
-        let fabric = uverbs_sim::Fabric::builder().udp((address, uverbs_sim::ROCE_PORT).into());
-        let fabric = fabric.build().map_err(|error| format!("{WIRE}={text}: {error}"))?;
-        let device = devices_on(&fabric.system()).pop();
-        // The device is there until the process ends.
-        std::mem::forget(fabric);
-        device
-            .map(|device| Some((device, is_first)))
-            .ok_or_else(|| format!("{WIRE}={text}: no device"))
+        let made = make_wire(&text).map_err(|why| format!("{WIRE}={text}: {why}"))?;
+        Ok(Some(made))
     };
     AT.get_or_init(look).as_ref().map(Option::as_ref).map_err(String::clone)
+}
+
+fn make_wire(text: &str) -> Result<(Device, bool), String> {
+    const FORM: &str = "give a side, an address and a namespace, as in a:10.1.0.2@/run/netns/away";
+    let (side, place) = text.split_once(':').ok_or(FORM)?;
+    let (address, namespace) = place.split_once('@').ok_or(FORM)?;
+    let address: IpAddr = address.parse().map_err(|_| FORM)?;
+    let is_first = match side {
+        "a" => true,
+        "b" => false,
+        _ => return Err(FORM.into()),
+    };
+    let namespace = File::open(namespace).map_err(|error| format!("{namespace}: {error}"))?;
+    // A socket stays in the namespace in which it was made, and only this thread goes there.
+    let made = std::thread::spawn(move || {
+        nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET)
+            .map_err(|error| error.to_string())?;
+        let fabric = uverbs_sim::Fabric::builder().udp((address, uverbs_sim::ROCE_PORT).into());
+        fabric.build().map_err(|error| error.to_string())
+    });
+    let fabric = made.join().map_err(|_| "its thread panicked")??;
+    let device = devices_on(&fabric.system()).pop().ok_or("no device")?;
+    // The device is there until the process ends.
+    std::mem::forget(fabric);
+    Ok((device, is_first))
 }
 
 /// Fresh contexts for the two sides of a pair.

@@ -20,6 +20,7 @@ mod score;
 mod sim;
 mod size;
 mod table;
+mod udp;
 
 use crate::arch::Arch;
 use crate::machine::device::DeviceName;
@@ -45,6 +46,8 @@ enum BenchSuite {
     Rxe,
     /// ping-pong of futures over soft-RoCE, beside a blocking wait for events
     RxeFutures,
+    /// ping-pong of devices in processes, over UDP, beside rdma-core's over soft-RoCE
+    Udp,
     /// instructions of each operation of mlx5's data path
     Mlx5Path,
     /// instructions that owned buffers add to requests of mlx5
@@ -84,7 +87,7 @@ pub(crate) struct BenchArguments {
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT", requires = "suite")]
     only: Option<String>,
-    /// With rxe, rxe-futures and scale: let the guest's clock count instructions, which load of this machine
+    /// With rxe, rxe-futures, udp and scale: let the guest's clock count instructions, which load of this machine
     /// does not change. The guest has one processor then, and polling over rxe is left out
     #[arg(long)]
     count_instructions: bool,
@@ -153,6 +156,7 @@ impl BenchArguments {
         let text = match suite {
             BenchSuite::Rxe => return partial(rxe::run(self)?),
             BenchSuite::RxeFutures => return partial(futures::run(self)?),
+            BenchSuite::Udp => return partial(udp::run(self)?),
             BenchSuite::Mlx5Path => self.text(suite, &path::run(self)?),
             BenchSuite::Mlx5Owned => self.text(suite, &owned::run(self)?),
             BenchSuite::Mlx5Futures => self.text(suite, &owned::run_futures(self)?),
@@ -251,6 +255,7 @@ mod tests {
         let all = [
             BenchSuite::Rxe,
             BenchSuite::RxeFutures,
+            BenchSuite::Udp,
             BenchSuite::Mlx5Path,
             BenchSuite::Mlx5Owned,
             BenchSuite::Mlx5Futures,
@@ -261,7 +266,7 @@ mod tests {
             BenchSuite::Sim,
         ];
         assert_eq!(parse(&["--runs", "3"]).unwrap().suites(), all);
-        assert_eq!(all.map(BenchSuite::name)[2..4], ["mlx5-path", "mlx5-owned"]);
+        assert_eq!(all.map(BenchSuite::name)[3..5], ["mlx5-path", "mlx5-owned"]);
         let refused = |words| parse(words).unwrap_err().kind();
         assert_eq!(refused(&["mlx5"]), ErrorKind::InvalidValue);
         assert_eq!(refused(&["size", "scale"]), ErrorKind::UnknownArgument);

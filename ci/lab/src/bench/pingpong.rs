@@ -9,6 +9,8 @@ pub(super) enum Program {
     Ours,
     /// The example `pingpong` of this workspace: futures, over reliable connections with events.
     Futures,
+    /// `uverbs pingpong` on devices in the processes, over UDP.
+    Udp,
     /// rdma-core's `ibv_*_pingpong`.
     Theirs,
 }
@@ -93,26 +95,32 @@ impl Program {
     ) -> Vec<String> {
         let PingPongOperation { kind, queue_pairs, size, .. } = operation;
         let mut side = match self {
-            Program::Ours => format!("uverbs pingpong {kind}"),
+            Program::Ours | Program::Udp => format!("uverbs pingpong {kind}"),
             Program::Futures => "futures-pingpong".to_owned(),
             Program::Theirs => format!("ibv_{kind}_pingpong"),
         };
         // Both know the same letters.
-        side.push_str(&format!(" -p 18515 -g 1 -m 1024 -s {size} -n {iterations}"));
+        side.push_str(&format!(" -p 18515 -m 1024 -s {size} -n {iterations}"));
+        if self != Program::Udp {
+            side.push_str(" -g 1");
+        }
         if *queue_pairs > 1 {
             side.push_str(&format!(" -q {queue_pairs}"));
         }
         if operation.events {
             side.push_str(" -e");
         }
-        pair(&side, counted)
+        match self {
+            Program::Udp => super::udp::pair(&side, counted),
+            _ => pair(&side, counted),
+        }
     }
 
     /// Microseconds per iteration. Both sides have a clock of their own and neither is more
     /// right, so this is their mean.
     pub(super) fn microseconds(self, output: &str) -> Result<f64> {
         let unit = match self {
-            Program::Ours | Program::Futures => "µs per iteration",
+            Program::Ours | Program::Futures | Program::Udp => "µs per iteration",
             Program::Theirs => "usec/iter",
         };
         match numbers_before(output, unit).as_slice() {
@@ -129,9 +137,12 @@ impl Program {
 /// processors those would wait for the scheduler's tick, which is then all that is measured.
 pub(super) fn pair(side: &str, counted: bool) -> Vec<String> {
     let counter = if counted { "lab-count " } else { "" };
-    let server = format!("{counter}{side} -d rxe0");
-    let client = format!("{counter}{side} -d rxe1 10.0.0.1");
-    let mut command = server_and_client(LISTENS, &server, &client);
+    yielding(&format!("{counter}{side} -d rxe0"), &format!("{counter}{side} -d rxe1 10.0.0.1"))
+}
+
+/// Runs a server and a client that yield to everything else.
+pub(super) fn yielding(server: &str, client: &str) -> Vec<String> {
+    let mut command = server_and_client(LISTENS, server, client);
     command[2].insert_str(0, "renice -n 19 -p $$");
     command
 }

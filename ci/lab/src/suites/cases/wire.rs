@@ -51,24 +51,73 @@ fn pingpong(kind: &str, name: &str, options: &str) -> Case {
 
 /// Ping-pongs over a cable that loses nothing.
 fn pingpongs() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for mtu in [1024, 4096] {
-        for size in [2, 4096, 1 << 20] {
-            let iterations = if size > 4096 { 20 } else { 200 };
-            let options = format!("-m {mtu} -s {size} -n {iterations}");
-            let name = |way| format!("{size}_bytes_in_{mtu}_{way}");
-            cases.push(pingpong("rc", &name("polling"), &options));
-            cases.push(pingpong("rc", &name("events"), &format!("{options} -e")));
-        }
-    }
+    let rc = [
+        ("2_bytes", "-m 1024 -s 2 -n 50"),
+        ("2_bytes_events", "-m 4096 -s 2 -n 50 -e"),
+        ("4_kib", "-m 4096 -s 4096 -n 50"),
+        ("4_kib_events", "-m 1024 -s 4096 -n 50 -e"),
+        ("1_mib", "-m 1024 -s 1048576 -n 5"),
+        ("1_mib_events", "-m 4096 -s 1048576 -n 5 -e"),
+    ];
+    let mut cases: Vec<Case> =
+        rc.iter().map(|(name, options)| pingpong("rc", name, options)).collect();
     for kind in ["uc", "ud", "srq"] {
-        cases.push(pingpong(kind, "polling", "-n 200"));
-        cases.push(pingpong(kind, "events", "-n 200 -e"));
+        cases.push(pingpong(kind, "polling", "-n 50"));
+        cases.push(pingpong(kind, "events", "-n 50 -e"));
     }
     cases
 }
 
+/// What `tc netem` does to each packet, and the messages of a ping-pong under it: soft-RoCE waits for a timeout of 67 ms
+/// whenever packets change places, as it does with soft-RoCE at the other end.
+const WEATHER: [(&str, &str, u32); 4] = [
+    ("loss", "loss 3%", 50),
+    ("duplicates", "duplicate 10%", 50),
+    ("reordering", "delay 1ms reorder 75%", 20),
+    ("all", "delay 1ms reorder 90% loss 1% duplicate 2% corrupt 1%", 20),
+];
+
+/// Ping-pongs of several packets a message over a cable that loses, doubles or reorders them.
+fn weather() -> Vec<Case> {
+    let case = |&(name, netem, iterations)| {
+        let calm = pingpong("rc", name, &format!("-m 1024 -s 8192 -n {iterations}"));
+        let script = calm.script.strip_prefix(CABLE).unwrap_or(&calm.script);
+        self::case(
+            &format!("rc_pingpong::{name}"),
+            &format!("trap clean EXIT\nshape {netem} || fail 'no netem'\n{script}"),
+        )
+    };
+    WEATHER.iter().map(case).collect()
+}
+
+/// Parts of the device suite, with our device as one side of each pair and soft-RoCE as the other.
+const PARTS: [&str; 8] =
+    ["rc::", "uc::", "ud::", "srq::", "atomics::", "errors::", "mw::", "unsignaled::"];
+
+/// Runs them. What soft-RoCE does against itself is in the suite's expectations, and here it may do nothing else.
+fn suite(side: &str) -> Case {
+    let script = PARTS.map(|part| {
+        format!(
+            "timeout 200 uverbs-device-tests --test-threads 1 {part} >said 2>&1; status=$?; cat said\n\
+             [ $status = 0 ] || failed=\"$failed {part}\"\n\
+             grep -q ' [1-9][0-9]* passed; ' said || failed=\"$failed {part}none\""
+        )
+    });
+    case(
+        &format!("suite::side_{side}"),
+        &format!(
+            "directory=$(mktemp -d) && cd $directory || exit 1\n\
+             export UVERBS_TEST_DEVICE=rxe2 UVERBS_TEST_WIRE={side}:10.1.0.2@/run/netns/away\n\
+             {}\n[ -z \"$failed\" ] || fail \"failed:$failed\"",
+            script.join("\n")
+        ),
+    )
+}
+
 /// All cases.
 pub(crate) fn cases() -> Vec<Case> {
-    pingpongs()
+    let mut cases = pingpongs();
+    cases.extend(weather());
+    cases.extend(["a", "b"].map(suite));
+    cases
 }
