@@ -187,7 +187,7 @@ impl Device {
     pub(crate) fn set_bus_master(&mut self, on: bool) {
         if !on {
             self.bus = self.bus.emptied();
-            self.settle_payloads();
+            self.link.copy_payloads(&self.memory, None);
         }
         self.bus_master = on;
         self.interrupts.enable(on);

@@ -100,10 +100,8 @@ impl Program {
             Program::Theirs => format!("ibv_{kind}_pingpong"),
         };
         // Both know the same letters.
-        side.push_str(&format!(" -p 18515 -m 1024 -s {size} -n {iterations}"));
-        if self != Program::Udp {
-            side.push_str(" -g 1");
-        }
+        let index = if self == Program::Udp { "" } else { " -g 1" };
+        side.push_str(&format!(" -p 18515{index} -m 1024 -s {size} -n {iterations}"));
         if *queue_pairs > 1 {
             side.push_str(&format!(" -q {queue_pairs}"));
         }
