@@ -108,7 +108,8 @@ fn make_wire(text: &str) -> Result<(Device, bool), String> {
     let namespace = File::open(namespace).map_err(|error| format!("{namespace}: {error}"))?;
     // A socket stays in the namespace in which it was made, and only this thread goes there.
     let made = std::thread::spawn(move || {
-        nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
+        nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET)
+            .map_err(|error| error.to_string())?;
         let fabric = uverbs_sim::Fabric::builder().udp((address, uverbs_sim::ROCE_PORT).into());
         fabric.build().map_err(|error| error.to_string())
     });

@@ -209,12 +209,13 @@ fn exchange(
     let command = contest.script(program, iterations, counted);
     let mut output = Vec::new();
     let root = program == Program::Udp;
-    let ending = vm.run(&Order { command, root, ..Order::default() }, PATIENCE, |event| match event {
-        GuestEvent::Stdout(_, bytes) | GuestEvent::Stderr(_, bytes) => {
-            output.extend_from_slice(bytes)
-        }
-        GuestEvent::Exit(..) => {}
-    })?;
+    let ending =
+        vm.run(&Order { command, root, ..Order::default() }, PATIENCE, |event| match event {
+            GuestEvent::Stdout(_, bytes) | GuestEvent::Stderr(_, bytes) => {
+                output.extend_from_slice(bytes)
+            }
+            GuestEvent::Exit(..) => {}
+        })?;
     let output = String::from_utf8_lossy(&output).into_owned();
     if ending.status() != 0 {
         let name = contest.name();
