@@ -210,6 +210,18 @@ fn each_operation_reaches_a_peer_over_the_socket() -> Result<()> {
 }
 
 /// 16 of 1000 packets are lost, and as many come twice or late.
+/// No other device knows the packets of a masked atomic: it fails at once, and not when all retries are lost.
+#[test]
+fn a_masked_atomic_fails_here() -> Result<()> {
+    let (mut a, b) = pair(QpType::RC, None)?;
+    let word = [a.memory.sge(..8)?];
+    let sent = a.counters().sent;
+    a.post(SendWr::masked_fetch_add(b.memory.remote(0)?, 1, 0, &word).id(1))?;
+    assert_eq!(a.wait()?.1, WcStatus::LOC_QP_OP_ERR);
+    assert_eq!(a.counters().sent, sent);
+    Ok(())
+}
+
 fn hostile_network() -> Network {
     let late = Duration::from_micros(300);
     Network::ideal().loss(0.016).duplication(0.016).reordering(0.016, late).corruption(0.004)

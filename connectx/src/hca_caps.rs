@@ -199,13 +199,14 @@ fn ethernet() -> Vec<u8> {
     cap.into_inner()
 }
 
-fn atomic() -> Vec<u8> {
+fn atomic(options: &Options) -> Vec<u8> {
     let mut cap = Bits::<atomic_caps, _>::new(vec![0; GROUP]);
-    // Compare-and-swap, fetch-and-add, and both masked; operands of eight bytes, masked ones also
-    // of four.
-    cap.set(atomic_caps::atomic_operations, 0xf);
-    cap.set(atomic_caps::atomic_size_qp, 8 | 4);
-    cap.set(atomic_caps::atomic_size_dc, 8 | 4);
+    // Compare-and-swap, fetch-and-add, and both masked, whose packets only devices of one fabric know; operands of eight
+    // bytes, masked ones also of four.
+    let (operations, sizes) = if options.exposed.is_some() { (0x3, 8) } else { (0xf, 8 | 4) };
+    cap.set(atomic_caps::atomic_operations, operations);
+    cap.set(atomic_caps::atomic_size_qp, sizes);
+    cap.set(atomic_caps::atomic_size_dc, sizes);
     cap.set(atomic_caps::supported_atomic_req_8B_endianness_mode_1, 1);
     cap.into_inner()
 }
@@ -305,7 +306,7 @@ impl HcaCaps {
             groups.insert(kind, CapGroup { current: max.clone(), max });
         };
         add(GENERAL, general(options));
-        add(ATOMIC, if options.atomics { atomic() } else { vec![0; GROUP] });
+        add(ATOMIC, if options.atomics { atomic(options) } else { vec![0; GROUP] });
         if !options.minimal {
             add(GENERAL_2, general_2(options));
         }

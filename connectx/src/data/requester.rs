@@ -154,6 +154,11 @@ impl Device {
             true => Some(segments.address_vector().map_err(short)?),
             false => None,
         };
+        // Only devices of one fabric know the packets of masked atomics.
+        let private = matches!(control.opcode, op::ATOMIC_MASKED_CS | op::ATOMIC_MASKED_FA);
+        if private && self.options.exposed.is_some() {
+            return Err(Syndrome::LocalQpOperation);
+        }
         let work = parse_operation(control, qp, &mut segments)?;
         let data = segments.data_segments().map_err(short)?;
         let head = usize::from(control.ds) * 16 - data.rest().len();
