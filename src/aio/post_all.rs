@@ -24,9 +24,10 @@ use std::task::{Context, Poll, Waker};
 /// for its own request; of a list, as many requests as there is room for take one doorbell, one lock and one waker.
 ///
 /// The requests are posted when the list is first polled, in their order. Those that find the queue full wait together:
-/// they are posted before the requests of futures that were first polled later. A request that is refused ends with its
-/// error, and those behind it are posted nevertheless. Dropping the list takes back what is not posted; what is posted
-/// goes on, and the queue keeps its memory until it is over.
+/// they are posted before the requests of futures that were first polled later, and those that [extend](Extend) the
+/// list meanwhile come behind those futures. A request that is refused ends with its error, and those behind it are
+/// posted nevertheless. Dropping the list takes back what is not posted; what is posted goes on, and the queue keeps
+/// its memory until it is over.
 ///
 /// ```no_run
 /// # use uverbs::aio::{AsyncQueuePair, OpError, Transfer};
@@ -58,6 +59,8 @@ pub struct PostAll<L, S: Locking = Shared, R: Request = Transfer> {
     waiting: Waiting<R, L>,
     /// The ticket of the first of them, while it waits for room on this side.
     ticket: Option<Ticket>,
+    /// How many of them the ticket stands for: the list may have been extended since.
+    turn: usize,
     side: Side,
     posted: Posted<L>,
     /// Ends that the future has found.
@@ -73,7 +76,7 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         requests: impl IntoIterator<Item = (R, L)>,
     ) -> PostAll<L, S, R> {
         let (waiting, posted, ends) = (Waiting::new(requests), Posted::default(), Vec::new());
-        PostAll { queue, waiting, ticket: None, side: Side::Send, posted, ends }
+        PostAll { queue, waiting, ticket: None, turn: 0, side: Side::Send, posted, ends }
     }
 
     /// How many requests are not posted yet.
@@ -83,8 +86,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
 
     /// The end of the next request; `None` after the last one. If the future is dropped, no end is lost.
     ///
-    /// A list that is longer than its queue keeps its place in the line while it waits for room: a request that is awaited
-    /// between two ends comes behind all of the list, so await none before the last end.
+    /// A list that is longer than its queue keeps its place in the line while it waits for room: a request that is
+    /// awaited between two ends comes behind all of the list, so await none before the last end.
     ///
     /// # Errors
     ///
@@ -107,8 +110,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     /// ```
     #[inline(always)]
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<OpResult<L>>> {
-        // With a ticket the list posts first: others wait behind it for the room that there is now.
-        let first = if self.ticket.is_none() { self.posted.first() } else { None };
+        // Else the list posts first: others may wait behind it for the room that there is now.
+        let first = if self.waiting.is_empty() { self.posted.first() } else { None };
         if let Some(wr_id) = first {
             if let Some((buffer, outcome)) = self.queue.take_sent(wr_id) {
                 self.posted.pop_first(wr_id);
@@ -122,8 +125,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         }
     }
 
-    /// As [`poll_next`](Self::poll_next), where the first end is not one that [`Queue::take_sent`] finds, or the list waits for
-    /// room.
+    /// As [`poll_next`](Self::poll_next), where the first end is not one that [`Queue::take_sent`] finds, or the list
+    /// waits for room.
     #[inline(never)]
     fn poll_next_slowly(&mut self, waker: &Waker) -> Poll<Option<OpResult<L>>> {
         self.post(waker);
@@ -180,28 +183,50 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
             if self.ticket.is_some() || inflight.is_busy(side) {
                 match inflight.admit(side, &mut self.ticket, waker) {
                     Admission::Granted => {}
-                    Admission::Wait => return,
+                    Admission::Wait => return self.begin_turn(),
                     Admission::Broken(broken) => return self.refuse_all(broken.into()),
                 }
             }
             // First as a single request is, and to settle alone: the driver's part of a completion takes 64
             // instructions in place of 85.
+            let left = self.waiting.len();
             if side == Side::Send {
                 self.queue.try_post_list(&mut self.waiting, &mut self.posted);
             }
             if self.waiting.is_empty() {
                 break;
             }
-            match self.queue.post_list(side, &mut self.waiting, &mut self.posted) {
+            let posted = self.queue.post_list(side, &mut self.waiting, &mut self.posted);
+            waits &= !self.take_turn(left - self.waiting.len());
+            match posted {
                 Ok(()) => continue,
                 Err(PostError::Full) if waits => return,
                 Err(PostError::Full) => {
-                    waits = inflight.make_or_await_room(side, &mut self.ticket, waker);
+                    waits = self.queue.inflight.make_or_await_room(side, &mut self.ticket, waker);
+                    self.begin_turn();
                 }
                 Err(error) => self.refuse_next(OpErrorKind::Post(error)),
             }
         }
         self.leave();
+    }
+
+    /// If there is a new ticket, it stands for all requests that wait.
+    fn begin_turn(&mut self) {
+        if self.turn == 0 && self.ticket.is_some() {
+            self.turn = self.waiting.len();
+        }
+    }
+
+    /// So many requests were posted. Returns whether that ends the turn: those behind the ticket's last one have
+    /// another one, behind others that wait.
+    fn take_turn(&mut self, posted: usize) -> bool {
+        let ends = self.ticket.is_some() && posted >= self.turn;
+        if ends {
+            self.leave();
+        }
+        self.turn = self.turn.saturating_sub(posted);
+        ends
     }
 
     #[cold]
@@ -220,7 +245,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
     }
 }
 
-/// Appends requests, which are posted when the list is polled next. The list may have ended before.
+/// Appends requests, which are posted when the list is polled next, before an end is returned. The list may have ended
+/// before.
 ///
 /// A list that is kept and extended allocates nothing once it is as long as it gets:
 ///
@@ -249,6 +275,7 @@ impl<L, S: Locking, R: Request> PostAll<L, S, R> {
     #[inline]
     fn leave(&mut self) {
         if self.ticket.is_some() {
+            self.turn = 0;
             self.queue.inflight.leave(self.side, self.ticket.take());
         }
     }

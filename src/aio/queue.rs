@@ -465,8 +465,9 @@ impl<S: Locking> Queue<S> {
         }
     }
 
-    /// Buffer and outcome of a send or a write that succeeded, if its end is in its slot; frees the slot. The end of any
-    /// other request stays there. To hand its loan on from here would take 4 instructions of a future, and 8 of a list.
+    /// Buffer and outcome of a send or a write that succeeded, if its end is in its slot; frees the slot. The end of
+    /// any other request stays there. To hand its loan on from here would take 4 instructions of a future, and 8 of a
+    /// list.
     #[inline(always)]
     pub(super) fn take_sent(&self, wr_id: u64) -> Option<(Buffer, Outcome)> {
         if wr_id & RECV != 0 {
@@ -491,8 +492,8 @@ impl<S: Locking> Queue<S> {
         Ok((buffer, outcome))
     }
 
-    /// How any other request than a send or a write of a buffer that succeeded ended; frees the slot. Never pending: the future
-    /// returns it as it is.
+    /// How any other request than a send or a write of a buffer that succeeded ended; frees the slot. Never pending:
+    /// the future returns it as it is.
     #[inline(never)]
     fn end_of_buffer<L: Lend>(
         &self,

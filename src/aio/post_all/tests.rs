@@ -22,6 +22,8 @@ impl Wake for Count {
 for_each_kind! {
     a_list_takes_one_doorbell_and_ends_in_its_order
     a_list_is_extended_in_its_middle_and_after_its_end
+    what_extends_a_list_is_posted_before_an_end_is_returned
+    what_extends_a_list_that_waits_comes_behind_those_who_wait
     a_list_longer_than_the_queue_is_posted_as_room_is_made
     a_list_keeps_its_turn_before_later_futures
     a_refused_request_of_a_list_gives_its_memory_back
@@ -108,6 +110,33 @@ fn a_list_is_extended_in_its_middle_and_after_its_end<S: Kind>() {
     drop(list);
     let free = futures.pool.idle();
     assert_eq!((futures.qp.in_flight(), free), (0, futures.pool.count()), "all memory is back");
+}
+
+fn what_extends_a_list_is_posted_before_an_end_is_returned<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let mut list = writes(&futures, 1..3);
+    assert!(next(&mut list).is_pending());
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    list.extend([(Transfer::Send, futures.pool.take().unwrap())]);
+    assert_eq!(next(&mut list), Poll::Ready(Some(1)));
+    assert_eq!((futures.qp.in_flight(), list.waiting()), (1, 0));
+}
+
+fn what_extends_a_list_that_waits_comes_behind_those_who_wait<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let mut list = writes(&futures, 0..room(&futures) + 2);
+    assert!(next(&mut list).is_pending());
+    let mut later = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut later).poll(&mut cx()).is_pending());
+    for waits in [true, true, false] {
+        list.extend([(Transfer::Send, futures.pool.take().unwrap())]);
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        assert!(next(&mut list).is_ready());
+        assert!(Pin::new(&mut later).poll(&mut cx()).is_pending());
+        assert_eq!(later.is_posted(), !waits);
+    }
+    assert_eq!(list.waiting(), 3);
 }
 
 fn a_list_longer_than_the_queue_is_posted_as_room_is_made<S: Kind>() {
