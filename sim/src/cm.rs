@@ -136,10 +136,10 @@ impl Ports<'_> {
 }
 
 impl Manager {
-    /// Has numbers of connections, first PSNs and ports begin where nobody guesses, for peers outside of the process.
-    pub(crate) fn be_random(&mut self, random: u64) {
-        self.connections.operand = random as u32;
-        self.next_port = FIRST_PORT + (random >> 32) as u16 % (LAST_PORT - FIRST_PORT);
+    /// Draws numbers of connections, first PSNs and the first port, which peers outside of the process may not guess.
+    pub(crate) fn be_random(&mut self, random: fn() -> u64) {
+        self.connections.random = Some(random);
+        self.next_port = FIRST_PORT + random() as u16 % (LAST_PORT - FIRST_PORT);
     }
 
     /// Creates an id, of a file.
@@ -664,22 +664,20 @@ impl Manager {
         };
         // As `cma_ib_check_req_qp_type`.
         let fits = |listener: &Id| match &message.body {
-            Body::Req { kind, .. } => listener.transport() == *kind,
-            _ => true,
+            Body::Req { kind, .. } => !listener.is_datagram() && listener.transport() == *kind,
+            _ => listener.is_datagram(),
         };
+        let is_connection = self.connections.get(connection).is_some();
+        let reason = if is_connection { REJ_CONSUMER_DEFINED } else { SIDR_REJECT };
         if !self.ids.get(&listener).is_some_and(fits) {
-            return self.refuse(connection, REJ_CONSUMER_DEFINED);
+            return self.refuse(connection, reason);
         }
         match self.make_child(listener, message, service, ports, connection) {
             Some(child) => {
                 let event = Event::new(id::CONNECT_REQUEST, 0, param);
                 self.tell_listener(listener, child, Event { ece, ..event });
             }
-            None => {
-                let is_connection = self.connections.get(connection).is_some();
-                let reason = if is_connection { REJ_CONSUMER_DEFINED } else { SIDR_REJECT };
-                self.refuse(connection, reason);
-            }
+            None => self.refuse(connection, reason),
         }
     }
 

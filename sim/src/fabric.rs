@@ -65,7 +65,8 @@ impl FabricBuilder {
     }
 
     /// The network between the devices: without it, packets arrive at once and in order, unless [`Rates`] say
-    /// otherwise. Its times are those of the fabric, virtual or real; the seed of a stepped fabric makes its faults repeat.
+    /// otherwise. Its times are those of the fabric, virtual or real; the seed of a stepped fabric makes its faults
+    /// repeat.
     pub fn network(mut self, network: Network) -> FabricBuilder {
         self.network = Some(network);
         self
@@ -91,16 +92,16 @@ impl FabricBuilder {
     /// bytes of a message in any order, data of two queue pairs in any order, and messages of a queue pair in order
     /// unless their region has relaxed ordering. All of it is in memory before its completion, before the peer's, and
     /// before the peer reads with the same queue pair. A program that polls the last byte of a message for the whole
-    /// finds parts of it on some seed. Only a stepped fabric chooses: one in real time has the last piece of a message in
-    /// memory first, and all of it before its call ends.
+    /// finds parts of it on some seed. Only a stepped fabric chooses: one in real time has the last piece of a message
+    /// in memory first, and all of it before its call ends.
     pub fn writes_in_any_order(mut self) -> FabricBuilder {
         self.any_order = true;
         self
     }
 
-    /// Has the device speak RoCE v2 over a UDP socket at this address, with other processes and machines: with fabrics like
-    /// this one, with Linux's soft-RoCE (rxe), and with hardware. The port is [`ROCE_PORT`](crate::ROCE_PORT) for those;
-    /// fabrics that use another one reach each other.
+    /// Has the device speak RoCE v2 over a UDP socket at this address, with other processes and machines: with fabrics
+    /// like this one, with Linux's soft-RoCE (rxe), and with hardware. The port is [`ROCE_PORT`](crate::ROCE_PORT) for
+    /// those; fabrics that use another one reach each other.
     ///
     /// The device is one, with or without [`FabricBuilder::device`], and its only GID is the address. Any peer that can
     /// send to the address can send packets to the device: RoCE knows neither authentication nor encryption.
@@ -116,8 +117,8 @@ impl FabricBuilder {
     /// # Errors
     ///
     /// Two devices of one name or address, a name that no device can have, more than [`MAX_DEVICES`], or a share of
-    /// [`Rates`] or of the [`Network`] that is not between 0 and 1. [Over UDP](FabricBuilder::udp): more than one device, an
-    /// InfiniBand port, a stepped fabric, or an address at which the system binds no socket.
+    /// [`Rates`] or of the [`Network`] that is not between 0 and 1. [Over UDP](FabricBuilder::udp): more than one
+    /// device, an InfiniBand port, a stepped fabric, or an address at which the system binds no socket.
     pub fn build(mut self) -> Result<Fabric, FabricError> {
         let wire = self.bind()?;
         let (seed, rates) = match self.mode {
@@ -179,7 +180,7 @@ impl FabricBuilder {
             let function = kernel.drivers[0].function();
             kernel.switch.lead_outside(function, udp::random() as u32);
             kernel.transmitter = Some(Transmitter::new(wire.clone()));
-            kernel.cm.be_random(udp::random());
+            kernel.cm.be_random(udp::random);
         }
         let world = World::new(kernel, self.mode, wire).map_err(FabricError::UdpThread)?;
         if prints == Prints::Always {
@@ -378,8 +379,8 @@ impl Fabric {
         self.world.step()
     }
 
-    /// Takes a [step](Self::step) if something is due now, and else moves virtual time to the next timer; `false` if there
-    /// is neither.
+    /// Takes a [step](Self::step) if something is due now, and else moves virtual time to the next timer; `false` if
+    /// there is neither.
     pub fn advance(&self) -> bool {
         self.world.is_stepped() && self.world.step() || self.world.advance_to_timer(None)
     }

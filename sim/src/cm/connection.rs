@@ -140,11 +140,6 @@ pub(crate) struct Connection {
     due: Option<u64>,
 }
 
-/// The first PSN that an end expects: it differs from connection to connection.
-fn first_psn(connection: u32) -> u32 {
-    connection.wrapping_mul(0x5bd1_e995) >> 8
-}
-
 /// The messages and reports of one input.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
@@ -153,8 +148,13 @@ pub(crate) struct Output {
 }
 
 impl Connection {
-    /// The active end, before its request.
-    pub(crate) fn new(local: u32, from: Gid, to: Gid, transport: Transport) -> Connection {
+    /// The active end, before its request: with its number and the first PSN that it expects.
+    pub(crate) fn new(
+        (local, psn): (u32, u32),
+        from: Gid,
+        to: Gid,
+        transport: Transport,
+    ) -> Connection {
         Connection {
             state: State::Idle,
             local,
@@ -162,7 +162,7 @@ impl Connection {
             from,
             to,
             peer: Side::default(),
-            own: Side::default(),
+            own: Side { starting_psn: psn, ..Side::default() },
             transport,
             mtu: 0,
             transaction: local.into(),
@@ -175,7 +175,7 @@ impl Connection {
 
     /// The passive end, of a request that came.
     pub(crate) fn requested(
-        local: u32,
+        (local, psn): (u32, u32),
         request: &Message,
         transport: Transport,
         side: &Side,
@@ -183,7 +183,7 @@ impl Connection {
     ) -> Connection {
         let mirrored = side.mirrored();
         let own = Side {
-            starting_psn: first_psn(local),
+            starting_psn: psn,
             responder_resources: mirrored.responder_resources,
             initiator_depth: mirrored.initiator_depth,
             ..Side::default()
@@ -197,7 +197,7 @@ impl Connection {
             transaction: request.transaction,
             interval: peers_nanoseconds(terms.response_timeout),
             retries: terms.retries,
-            ..Connection::new(local, request.to, request.from, transport)
+            ..Connection::new((local, psn), request.to, request.from, transport)
         }
     }
 
@@ -234,7 +234,7 @@ impl Connection {
         (mtu, traffic_class): (u8, u8),
     ) -> Output {
         let mut output = Output::default();
-        side.starting_psn = first_psn(self.local);
+        side.starting_psn = self.own.starting_psn;
         self.own = side.clone();
         self.mtu = mtu;
         self.state = State::ReqSent;
@@ -276,7 +276,11 @@ impl Connection {
         };
         self.answered();
         self.state = State::Closed;
-        let message = self.message(Body::Rej { about, reason, private_data });
+        let mut message = self.message(Body::Rej { about, reason, private_data });
+        // As `cm_format_rej`: a refused requester learns no number.
+        if about == About::Req {
+            message.local = 0;
+        }
         Some(Output { messages: vec![message], ..Output::default() })
     }
 
@@ -308,17 +312,23 @@ impl Connection {
         )
     }
 
-    /// Destroys the connection in any state, as `cm_destroy_id`.
+    /// Destroys the connection in any state, as `cm_destroy_id`. That sends one DREQ and waits for no DREP; this one is
+    /// sent again twice, and soon.
     pub(crate) fn destroy(&mut self, now: u64) -> Output {
-        match self.state {
+        let output = match self.state {
             State::ReqSent => self.reject(REJ_TIMEOUT, Vec::new()),
             State::ReqReceived | State::RepSent | State::RepReceived => {
                 self.reject(REJ_CONSUMER_DEFINED, Vec::new())
             }
             State::Established => self.disconnect(now),
             _ => None,
+        };
+        if let (State::DreqSent, Some(pending)) = (self.state, &mut self.pending) {
+            pending.left = pending.left.min(2);
+            pending.interval = pending.interval.min(REQUEST_INTERVAL);
+            self.due = self.due.map(|due| due.min(now + pending.interval));
         }
-        .unwrap_or_default()
+        output.unwrap_or_default()
     }
 
     /// Takes a message of the peer.
@@ -447,11 +457,12 @@ mod tests {
     const SERVICE: Service = Service { space: 0x106, port: 7, source_port: 9 };
 
     fn ends() -> (Connection, Connection) {
-        let mut active = Connection::new(1, A, B, Transport::Rc);
+        let mut active = Connection::new((1, 10), A, B, Transport::Rc);
         let side = Side { qpn: 5, ..Side::default() };
         let output = active.connect(0, SERVICE, side, (3, 0));
         let Body::Req { side, terms, .. } = &output.messages[0].body else { panic!("no request") };
-        let passive = Connection::requested(2, &output.messages[0], Transport::Rc, side, terms);
+        let request = &output.messages[0];
+        let passive = Connection::requested((2, 20), request, Transport::Rc, side, terms);
         (active, passive)
     }
 

@@ -13,8 +13,8 @@
 //! | any other | none |
 
 use super::connection::{
-    Connection, Output, REJ_INVALID_COMM_ID, REJ_NO_RESOURCES, REJ_STALE_CONN, REQUEST_INTERVAL,
-    RETRIES, Report, State,
+    Connection, Output, REJ_INVALID_COMM_ID, REJ_NO_RESOURCES, REJ_STALE_CONN, REJ_TIMEOUT,
+    REQUEST_INTERVAL, RETRIES, Report, State,
 };
 use super::message::{About, Body, Ece, Gid, Message, PrivateData, Service, Side, Transport};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -107,9 +107,10 @@ pub(super) struct Connections {
     timers: BTreeSet<(u64, u32)>,
     messages: VecDeque<Message>,
     reports: VecDeque<(u32, Report)>,
-    last: u32,
-    /// Numbers are a counter, with these bits flipped: a stranger that does not see the messages cannot guess them.
-    pub(super) operand: u32,
+    /// The last number, where they are counted.
+    pub(super) last: u32,
+    /// The source of numbers and first PSNs, if there are strangers who may guess.
+    pub(super) random: Option<fn() -> u64>,
 }
 
 impl Connections {
@@ -117,11 +118,17 @@ impl Connections {
     fn new_number(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1);
-            let number = self.last ^ self.operand;
+            let number = self.random.map_or(self.last, |random| random() as u32);
             if number != 0 && !self.entries.contains_key(&number) {
                 return number;
             }
         }
+    }
+
+    /// The first PSN that an end expects: it differs from connection to connection.
+    fn first_psn(&self, number: u32) -> u32 {
+        let counted = number.wrapping_mul(0x5bd1_e995) >> 8;
+        self.random.map_or(counted, |random| random() as u32 & 0xff_ffff)
     }
 
     fn insert(&mut self, number: u32, entry: Entry) {
@@ -198,7 +205,7 @@ impl Connections {
         path: (u8, u8),
     ) -> u32 {
         let number = self.new_number();
-        let mut connection = Connection::new(number, from, to, transport);
+        let mut connection = Connection::new((number, self.first_psn(number)), from, to, transport);
         let output = connection.connect(now, service, side, path);
         self.insert(number, Entry::Connection(connection));
         self.put_out(number, output);
@@ -360,7 +367,8 @@ impl Connections {
             return self.messages.push_back(refusal(message, About::Req, REJ_NO_RESOURCES));
         }
         let number = self.new_number();
-        let passive = Connection::requested(number, message, *kind, side, terms);
+        let psn = self.first_psn(number);
+        let passive = Connection::requested((number, psn), message, *kind, side, terms);
         self.insert(number, Entry::Connection(passive));
         self.reports.push_back((number, Report::Requested(message.clone())));
     }
@@ -412,16 +420,18 @@ impl Connections {
 
     fn receive_of_connection(&mut self, now: u64, message: &Message) {
         // A requester that gives up does not know our number, as `cm_acquire_rejected_id` says.
-        let gives_up = matches!(message.body, Body::Rej { .. }) && message.remote == 0;
+        let gives_up =
+            message.remote == 0 && matches!(message.body, Body::Rej { reason: REJ_TIMEOUT, .. });
         let number = match gives_up {
             true => self.by_request.get(&(message.from, message.local)).copied(),
             false => Some(message.remote),
         };
         let is_its = |connection: &&Connection| {
             let addresses = (connection.from, connection.to) == (message.to, message.from);
-            // It does not know the peer's number before the REP, nor does a peer that refuses a REQ have one.
-            let unknown = connection.remote == 0 || message.local == 0;
-            addresses && (unknown || connection.remote == message.local)
+            let waits = matches!(connection.state, State::ReqReceived | State::RepSent);
+            // The peer's number is not known before the REP.
+            let known = connection.remote == 0 || connection.remote == message.local;
+            addresses && known && (waits || !gives_up)
         };
         let connection = number.and_then(|number| self.get(number)).filter(is_its);
         let Some((number, state)) = connection.map(|found| (found.local, found.state)) else {

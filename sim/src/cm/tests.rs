@@ -41,9 +41,9 @@ pub(super) fn side(qpn: u32, private_data: &[u8]) -> Side {
     Side { qpn, private_data: private_data.to_vec(), retry_count: 7, ..Side::default() }
 }
 
-/// A table whose numbers have these bits flipped.
-pub(super) fn new_table(operand: u32) -> Connections {
+/// A table whose numbers begin behind this one.
+pub(super) fn new_table(last: u32) -> Connections {
     let mut table = Connections::default();
-    table.operand = operand;
+    table.last = last;
     table
 }

@@ -34,6 +34,8 @@ pub(crate) struct OpenCmFile {
     ours: UnixStream,
     /// A duplicate of the other end, while there is a handle.
     theirs: Option<OwnedFd>,
+    /// The last events, which have no byte: the sockets have room for some hundreds.
+    without_byte: usize,
     inode: Inode,
     /// Whether its program was killed.
     is_dead: bool,
@@ -46,13 +48,20 @@ impl OpenCmFile {
         self.signal();
     }
 
-    fn signal(&self) {
+    fn signal(&mut self) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&self.ours, &[1], flags);
+        let sent = self.without_byte == 0 && rustix::net::send(&self.ours, &[1], flags).is_ok();
+        self.without_byte += usize::from(!sent);
     }
 
-    fn unsignal(&self) {
-        self.theirs.iter().for_each(unsignal);
+    /// Takes the byte of an event, by the program's end, unless one without a byte is left for it.
+    fn unsignal(&mut self, theirs: Option<&OwnedFd>) {
+        if self.without_byte > 0 {
+            self.without_byte -= 1;
+        } else if let Some(theirs) = theirs.or(self.theirs.as_ref()) {
+            let mut byte = [0; 1];
+            let _ = rustix::net::recv(theirs, &mut byte[..], RecvFlags::DONTWAIT);
+        }
     }
 
     /// Forgets the events of an id.
@@ -60,15 +69,9 @@ impl OpenCmFile {
         let before = self.events.len();
         self.events.retain(|(other, _, event)| *other != id && event.new_id != Some(id));
         for _ in self.events.len()..before {
-            self.unsignal();
+            self.unsignal(None);
         }
     }
-}
-
-/// Takes the byte of an event from the program's end.
-fn unsignal(theirs: &OwnedFd) {
-    let mut byte = [0; 1];
-    let _ = rustix::net::recv(theirs, &mut byte[..], RecvFlags::DONTWAIT);
 }
 
 /// A command, whose struct is `bytes` and whose answer has `room`.
@@ -105,6 +108,7 @@ impl Manager {
             ours,
             inode: inode(&theirs)?,
             theirs: Some(theirs),
+            without_byte: 0,
             is_dead: false,
         };
         self.next_file += 1;
@@ -199,8 +203,7 @@ impl Manager {
             RDMA_USER_CM_CMD_CONNECT => {
                 let asked: rdma_ucm_connect = request.read()?;
                 self.id(file, asked.id)?;
-                let mut side = side_of(&asked.conn_param, asked.ece)?;
-                side.qpn &= 0xff_ffff;
+                let side = side_of(&asked.conn_param, asked.ece)?;
                 self.connect(now, asked.id, side)
             }
             RDMA_USER_CM_CMD_LISTEN => {
@@ -386,7 +389,7 @@ impl Manager {
                     .partition(|(id, ..)| *id == asked.id);
                 old.events = kept;
                 let moved: VecDeque<Queued> = moved;
-                moved.iter().for_each(|_| unsignal(&theirs));
+                moved.iter().for_each(|_| old.unsignal(Some(&theirs)));
                 moved.into()
             }
             _ => Vec::new(),
@@ -426,7 +429,7 @@ impl Manager {
         let asked: rdma_ucm_get_event = request.read()?;
         let open = self.files.get_mut(&file).ok_or(Errno::BADF)?;
         let (number, uid, event) = open.events.pop_front().ok_or(Errno::AGAIN)?;
-        open.unsignal();
+        open.unsignal(None);
         self.ids.entry(number).and_modify(|id| id.read += 1);
         let mut response = rdma_ucm_event_resp {
             uid,
@@ -593,7 +596,7 @@ impl Manager {
 fn side_of(param: &rdma_ucm_conn_param, ece: rdma_ucm_ece) -> Result<Side> {
     let length = usize::from(param.private_data_len);
     Ok(Side {
-        qpn: param.qp_num,
+        qpn: param.qp_num & 0xff_ffff,
         starting_psn: 0,
         responder_resources: param.responder_resources,
         initiator_depth: param.initiator_depth,

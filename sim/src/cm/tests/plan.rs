@@ -79,10 +79,10 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Run {
-        let end = |at, operand| End { at, table: new_table(operand), seen: BTreeMap::new() };
+        let end = |at, last| End { at, table: new_table(last), seen: BTreeMap::new() };
         let mut dice = Dice(seed);
-        let operands = [dice.below(1 << 32) as u32, dice.below(1 << 32) as u32];
-        let ends = [end(A, operands[0]), end(B, operands[1])];
+        let starts = [dice.below(1 << 32) as u32, dice.below(1 << 32) as u32];
+        let ends = [end(A, starts[0]), end(B, starts[1])];
         let faults = [0, 2, 3, 10][seed as usize % 4];
         let kills = dice.one_in(3);
         let mut run = Run {
@@ -165,8 +165,8 @@ impl Run {
             }
             Action::Die => {
                 // What it knew is gone, and what it would do; its address has another process.
-                let operand = self.dice.below(1 << 32) as u32;
-                self.ends[end].table = new_table(operand);
+                let last = self.dice.below(1 << 32) as u32;
+                self.ends[end].table = new_table(last);
                 self.ends[end].seen.clear();
                 let of_other = |_: &(u64, u64), action: &mut (usize, u32, Action)| action.0 != end;
                 self.actions.retain(of_other);

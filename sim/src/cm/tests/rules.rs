@@ -407,3 +407,44 @@ fn every_parameter_of_a_side_travels() {
     let answer = Message { local: 0, remote, body, ..request };
     assert_eq!(travel(&answer), answer);
 }
+
+#[test]
+fn a_rejection_that_does_not_know_the_peers_number_ends_no_connection() {
+    let mut pair = connected();
+    let body = |reason| Body::Rej { about: About::Other, reason, private_data: Vec::new() };
+    // With our number, and with the peer's, from the peer's address.
+    for (local, remote) in [(0, pair.passive), (pair.active, 0), (pair.active + 1, pair.passive)] {
+        for reason in [4, 28] {
+            let (from, to, transaction) = (A, B, 1);
+            let forged = Message { from, to, local, remote, transaction, body: body(reason) };
+            pair.b.receive(0, &travel(&forged));
+            assert_eq!((drain(&mut pair.b), reports(&mut pair.b)), (vec![], vec![]), "{forged:?}");
+        }
+    }
+    assert_eq!(pair.b.get(pair.passive).unwrap().state, State::Established);
+}
+
+#[test]
+fn a_refused_requester_learns_no_number() {
+    let mut pair = requested();
+    pair.b.reject(pair.passive, 28, Vec::new()).unwrap();
+    let refusal = sent(&mut pair.b);
+    assert_eq!((refusal.local, refusal.remote), (0, pair.active));
+    pair.a.receive(0, &refusal);
+    assert!(matches!(&reports(&mut pair.a)[..], [Report::Rejected { reason: 28, .. }]));
+}
+
+#[test]
+fn a_destroyed_connection_holds_its_number_for_seconds() {
+    let mut pair = connected();
+    // The peer has asked for the longest times.
+    pair.b.destroy(0, pair.passive);
+    let mut sent = drain(&mut pair.b).len();
+    let mut last = 0;
+    while let Some(due) = pair.b.deadline() {
+        pair.b.run_timers(due);
+        (sent, last) = (sent + drain(&mut pair.b).len(), due);
+    }
+    assert_eq!((sent, pair.b.len()), (3, (0, 0)));
+    assert!(last < 16 * SECOND, "{last}");
+}
