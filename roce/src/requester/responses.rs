@@ -197,6 +197,9 @@ impl<P: Clone> QueuePair<P> {
             return self.fail_oldest(host, ib_wc_status::IB_WC_RNR_RETRY_EXC_ERR);
         }
         requester.rnr_retries = requester.rnr_retries.saturating_add(1);
+        // The peer answers: NAKs that come late for packets behind this one are not retries of the transport.
+        requester.retries = 0;
+        requester.congestion.iter_mut().for_each(Congestion::start_over);
         requester.waits_for_receiver = true;
         requester.timer = Some(now.saturating_add(rnr_timer(code)));
         if Mistake::RnrTimerNotRestarted.is_planted() && again {
@@ -229,9 +232,12 @@ impl<P: Clone> QueuePair<P> {
         if requester.retries >= self.attributes.retry_count {
             return self.fail_oldest(host, ib_wc_status::IB_WC_RETRY_EXC_ERR);
         }
-        requester.retries += 1;
         requester.repeating = true;
-        requester.congestion.iter_mut().for_each(Congestion::halve);
+        // As in RFC 5681, once for a packet that is lost again and again.
+        if requester.retries == 0 {
+            requester.congestion.iter_mut().for_each(Congestion::halve);
+        }
+        requester.retries += 1;
         requester.timer =
             ack_timeout(self.attributes.timeout).map(|timeout| now.saturating_add(timeout));
         if Mistake::TimeoutNotRestarted.is_planted() {
