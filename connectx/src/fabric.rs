@@ -44,9 +44,10 @@ pub struct Fabric {
     outside: Option<Outside>,
     /// The seed of their faults.
     seed: u64,
+    holds_timers: bool,
 }
 
-/// Something that can be done now, until the fabric does or gets anything else.
+/// Something that can be done now. It is valid until the fabric changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadyThing {
     function: usize,
@@ -138,8 +139,8 @@ impl Fabric {
         self.ways().set_all(now, network);
     }
 
-    /// Changes the network from one function to another. A packet that is under way arrives when it would have, or when it
-    /// would if it were sent now, whichever is sooner: later ones do not overtake it.
+    /// Changes the network from one function to another. A packet that is under way arrives when it would have, or when
+    /// it would if it were sent now, whichever is sooner: later ones do not overtake it.
     pub fn set_way(&mut self, from: usize, to: usize, network: Network) {
         let now = self.now();
         self.ways().set(now, from, to, network);
@@ -288,9 +289,9 @@ impl Fabric {
         self.find_ready(before).is_some_and(|thing| self.run_thing(thing))
     }
 
-    /// Does a thing that can be done now: fetches one WQE, sends packets of a queue pair up to the end of a request, lets as
-    /// many arrive, or lets one write of data end. Of responses, 32 packets leave or arrive at once. Returns whether it did
-    /// anything.
+    /// Does a thing that can be done now: fetches one WQE, sends packets of a queue pair up to the end of a request,
+    /// lets as many arrive, or lets one write of data end. Of responses, 32 packets leave or arrive at once. Returns
+    /// whether it did anything.
     pub fn run_thing(&mut self, thing: ReadyThing) -> bool {
         let ReadyThing { function: number, ready } = thing;
         if number >= self.functions.len() {
@@ -317,8 +318,16 @@ impl Fabric {
         worked
     }
 
+    /// Lets no timer end in [`Fabric::run`] until they are let again: packets have come that it does not know yet.
+    pub fn hold_timers(&mut self, held: bool) {
+        self.holds_timers = held;
+    }
+
     /// Runs the timers that are due; returns whether one was.
     fn run_timers(&mut self) -> bool {
+        if self.holds_timers {
+            return false;
+        }
         let devices = self.functions.iter_mut().map(Function::device_mut);
         devices.fold(false, |due, device| device.run_timers() | due)
     }
@@ -337,9 +346,9 @@ impl Fabric {
         worked
     }
 
-    /// Delivers what a function has sent, serves each of its queues once that has WQEs, and gives each queue pair a turn
-    /// that may send. The packets of a turn arrive before the next turn, or if the budget is used up first thing in
-    /// the next poll: so a link never has more packets than those of one turn and those that were held back. Returns
+    /// Delivers what a function has sent, serves each of its queues once that has WQEs, and gives each queue pair a
+    /// turn that may send. The packets of a turn arrive before the next turn, or if the budget is used up first thing
+    /// in the next poll: so a link never has more packets than those of one turn and those that were held back. Returns
     /// whether it did anything.
     fn run_function(&mut self, number: usize) -> bool {
         let mut worked = self.deliver_all(number);

@@ -889,8 +889,8 @@ impl Kernel {
         buffer.lend(self.drivers[device].memory(&mut self.switch), offset, length)
     }
 
-    /// Unbinds the data-direct function of a device: `mlx5_ib_data_direct_unbind`. Regions that were registered through it
-    /// reach nothing any more.
+    /// Unbinds the data-direct function of a device: `mlx5_ib_data_direct_unbind`. Regions that were registered through
+    /// it reach nothing any more.
     pub(crate) fn unbind_data_direct(&mut self, device: usize) {
         self.drivers[device].data_direct = None;
         let files = self.files.values().filter(|file| file.device == device);
@@ -992,7 +992,8 @@ impl Kernel {
             let progress = self.switch.run(now);
             self.transmit();
             worked |= progress.worked;
-            if progress.more {
+            // Else the thread goes on when the socket has room.
+            if progress.more && !(self.is_blocked() && self.switch.is_outside_crowded()) {
                 continue;
             }
             if !self.pass_on(now) {
@@ -1088,9 +1089,9 @@ impl Kernel {
         worked
     }
 
-    /// Takes a step: does some things, how many and in which order the seed chooses, and passes messages of the connection
-    /// manager on. A thing is a WQE that is fetched, a message that leaves or arrives, or data that reaches memory. Returns
-    /// how many nanoseconds it took; `None` if there was nothing to do.
+    /// Takes a step: does some things, how many and in which order the seed chooses, and passes messages of the
+    /// connection manager on. A thing is a WQE that is fetched, a message that leaves or arrives, or data that reaches
+    /// memory. Returns how many nanoseconds it took; `None` if there was nothing to do.
     pub(crate) fn step(&mut self, now: u64) -> Option<u64> {
         /// The most nanoseconds that a step takes.
         const LONGEST_STEP: u64 = 2_000;

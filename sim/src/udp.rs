@@ -147,10 +147,11 @@ impl Wire {
         let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::DGRAM, flags, None).map_err(refused)?;
+        // No fragments; and nobody shrinks the MTU of the path by a forged ICMP message.
         match at {
-            SocketAddr::V4(_) => set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO),
+            SocketAddr::V4(_) => set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::PROBE),
             SocketAddr::V6(_) => set_ipv6_v6only(&socket, true)
-                .and_then(|()| set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)),
+                .and_then(|()| set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE)),
         }
         .map_err(refused)?;
         // Both are wishes.

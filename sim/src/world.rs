@@ -34,8 +34,9 @@ pub enum Mode {
     Trapped,
     /// The thread that polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens.
     /// The seed decides which queue is served, sends or gets its packets next, and how long a step takes, and with a
-    /// [`Network`](crate::Network) the fate of each packet. With several threads, each has to step or call the fabric once before another one waits: a wait leaves time only to threads
-    /// that the fabric knows. Runs of several threads do not repeat.
+    /// [`Network`](crate::Network) the fate of each packet. With several threads, each has to step or call the fabric
+    /// once before another one waits: a wait leaves time only to threads that the fabric knows. Runs of several threads
+    /// do not repeat.
     Stepped {
         /// The same seed makes the same decisions.
         seed: u64,
@@ -53,6 +54,8 @@ const NAP: Duration = Duration::from_micros(100);
 
 /// Nanoseconds that the thread of timers sleeps at least.
 const BREATH: u64 = 1_000;
+/// Full batches of datagrams after which timers run although more are there.
+const MOST_BATCHES: u32 = 64;
 /// Nanoseconds after which the kernel tries an event file again that was full.
 const CROWDED: u64 = 1_000_000;
 
@@ -66,8 +69,8 @@ const POLLS_PER_YIELD: u8 = 8;
 /// The time of no timer.
 const NEVER: u64 = u64::MAX;
 
-/// The part of a world that its thread keeps, if that receives from a socket: so the world can be dropped meanwhile, and
-/// then waits for the thread.
+/// The part of a world that its thread keeps, if that receives from a socket: so the world can be dropped meanwhile,
+/// and then waits for the thread.
 struct Core {
     /// The process that made it.
     birthplace: Birthplace,
@@ -107,19 +110,29 @@ impl Core {
     /// Handles datagrams that come from outside, and runs the world when it is due, until the world is over.
     fn receive(&self, wire: Arc<Wire>) {
         let mut receiver = Receiver::new(wire.clone());
+        let mut batches = 0;
         while !self.is_over.load(Ordering::SeqCst) {
             let more = receiver.receive();
+            batches = if more { batches + 1 } else { 0 };
+            // ACKs that are there count before timeouts, unless there is no end of them.
+            let holds_timers = more && batches % MOST_BATCHES != 0;
             let (due, blocked) = {
+                // Their ICRCs are checked before others have to wait.
+                let datagrams: Vec<_> = receiver.datagrams().collect();
                 let Ok(mut kernel) = self.kernel() else { return };
                 let now = self.elapsed();
-                receiver.datagrams().for_each(|datagram| kernel.receive(now, &datagram));
+                datagrams.iter().for_each(|datagram| kernel.receive(now, datagram));
+                kernel.switch.hold_timers(holds_timers);
                 kernel.run(self.elapsed());
                 let (due, blocked) = (self.due(&kernel, self.elapsed()), kernel.is_blocked());
                 self.armed.store(due, Ordering::Relaxed);
                 self.waits_for_room.store(blocked, Ordering::Relaxed);
                 (due, blocked)
             };
-            if !more {
+            if more {
+                // Whoever waits for the kernel's lock gets it.
+                std::thread::yield_now();
+            } else {
                 // Leaves the program time for calls between two runs, however late the timer is.
                 let left = due.saturating_sub(self.elapsed()).max(BREATH);
                 wire.wait(blocked, (due != NEVER).then(|| Duration::from_nanos(left)));
@@ -382,6 +395,8 @@ impl World {
     /// Does everything that is due, and lets the timer's thread wake when the next timer is due. Returns whether there
     /// was anything to do.
     fn run_trapped(&self, kernel: &mut Kernel, now: u64) -> bool {
+        // Over UDP the thread runs them, which knows whether ACKs have come.
+        kernel.switch.hold_timers(self.core.wire.is_some());
         let worked = kernel.run(now);
         let due = self.core.due(kernel, self.nanoseconds());
         // The thread has to wait for room at the socket, too.

@@ -65,6 +65,11 @@ impl Fabric {
         }
     }
 
+    /// Whether so many packets wait to leave the process that no more should be made.
+    pub fn is_outside_crowded(&self) -> bool {
+        self.outside.as_ref().is_some_and(|outside| outside.outgoing.len() >= MOST_OUTGOING / 2)
+    }
+
     /// Takes the next packet that leaves the process.
     pub fn take_outgoing(&mut self) -> Option<Outgoing> {
         self.outside.as_mut()?.outgoing.pop_front()
@@ -82,7 +87,8 @@ impl Fabric {
         self.outside.as_ref().map_or(0, |outside| outside.crowded)
     }
 
-    /// Handles a packet, from BTH to padding, that came from outside: from an address and a UDP port. Its ICRC was right.
+    /// Handles a packet, from BTH to padding, that came from outside: from an address and a UDP port. Its ICRC was
+    /// right.
     ///
     /// # Errors
     ///
@@ -174,7 +180,8 @@ impl Fabric {
         self.outside.as_ref().is_some_and(|outside| !outside.mads.is_empty())
     }
 
-    /// Sends a management datagram to the general services (QP1) at an address outside. It may be lost, as any datagram.
+    /// Sends a management datagram to the general services (QP1) at an address outside. It may be lost, as any
+    /// datagram.
     pub fn send_mad(&mut self, to: IpAddr, bytes: &[u8; MAD]) {
         let Some(outside) = &mut self.outside else { return };
         let (number, psn) = (outside.function, outside.psn);
