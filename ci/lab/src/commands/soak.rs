@@ -60,7 +60,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "leaks",
         shows: "objects of each kind leave nothing after 10,000 rounds on the fabric in place of 100: neither in the \
-                kernel's lists nor among the device's own objects nor open files (`leave_nothing`)",
+                kernel's lists nor among the device's own objects nor open files (`_nothing`)",
         run: |workspace, _| Ok(vec![cargo_test::leaks(workspace)?]),
     },
     Part {

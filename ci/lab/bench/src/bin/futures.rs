@@ -4,9 +4,9 @@
 //!
 //! Both sides write a buffer of a pool and get it back. An owned queue pushes and rings, and its completion is
 //! visited; futures are made in their places and each is polled, the driver finds their completions and wakes them, and
-//! each is polled once more and dropped. The wakers do nothing: an event loop's part is its own. A list (`post_all`) that
-//! is kept and extended is beside a batch of as many requests, an inbox beside a loop that polls and posts new receives in batches, and a future
-//! that is dropped after its post beside a completion whose buffer is dropped.
+//! each is polled once more and dropped. The wakers do nothing: an event loop's part is its own. A list (`post_all`)
+//! that is kept and extended is beside a batch of as many requests, an inbox beside a loop that polls and posts new
+//! receives in batches, and a future that is dropped after its post beside a completion whose buffer is dropped.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 

@@ -129,9 +129,9 @@ fn udaddy() -> Vec<Case> {
     ]
 }
 
-/// A sender of rdma-core's, until the receiver has printed its result. It destroys its queue pair without waiting for its
-/// sends, and soft-RoCE then drops those that the kernel has not looked at: of so many it has looked at one, unless the
-/// machine is busy.
+/// A sender of rdma-core's, until the receiver has printed its result. It destroys its queue pair without waiting for
+/// its sends, and soft-RoCE then drops those that the kernel has not looked at: of so many it has looked at one, unless
+/// the machine is busy.
 const SENDER: &str = "for _ in 1 2 3 4 5 6; do\n\
      mckey -m 239.255.7.4 -s -b 10.0.0.1 -C 1000 || exit\n\
      grep -q role server && exit\n\
