@@ -49,6 +49,8 @@ pub(crate) struct CqInner {
     channel: Option<Arc<ChannelInner>>,
     /// The parent domain whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
+    /// Whether its timestamps are of real time, else of ticks.
+    pub(crate) real_time: bool,
 }
 
 impl CqInner {
@@ -331,8 +333,9 @@ impl CqBuilder {
     }
 
     /// Has [timestamps](crate::Completion::timestamp) of the device's clock of real time in place of ticks, which
-    /// [`mlx5::real_time`](crate::mlx5::real_time) converts without a mapping of the clock. Queue pairs that complete to the
-    /// queue complete to others of this kind alone. On mlx5, where
+    /// [`mlx5::real_time`](crate::mlx5::real_time) converts without a mapping of the clock. Both completion queues of a
+    /// queue pair have one clock, but for raw packets; completions of an XRC shared receive queue have ticks. On mlx5,
+    /// where
     /// [`real_time_timestamps`](crate::mlx5::ContextAttr::real_time_timestamps) says so.
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")]
     #[must_use]
@@ -348,7 +351,8 @@ impl CqBuilder {
     /// `EINVAL` for 0 entries, for more than the device has (`max_cqe`), for a vector that does
     /// not exist, for a channel or domain of another context, for completions of another size than 64
     /// and 128 bytes, for [padding](Self::pad) of less than 128; `EOPNOTSUPP` for padding or
-    /// [timestamps of real time](Self::real_time_timestamps) by a device without; `ENOMEM`; `EAGAIN` at a cgroup's limit.
+    /// [timestamps of real time](Self::real_time_timestamps) by a device without; `ENOMEM`; `EAGAIN` at a cgroup's
+    /// limit.
     pub fn build(self) -> Result<CompletionQueue> {
         const VERB: &str = "create_cq";
         let CqBuilder { file, cqe, vector, channel, domain, cqe_size, pad, real_time, .. } = self;
@@ -409,7 +413,7 @@ impl CqBuilder {
         let arms_directly = channel.is_some() && !file.kernel.is_hosted();
         let arm_sn = event_key.arm_sn().clone();
         let numbers = Arc::default();
-        let inner = CqInner { object, members, numbers, event_key, channel, domain };
+        let inner = CqInner { object, members, numbers, event_key, channel, domain, real_time };
         let control = CqControl { inner: Arc::new(inner) };
         Ok(CompletionQueue { ring, gate, control, arms_directly, arm_sn })
     }

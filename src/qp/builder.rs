@@ -200,8 +200,8 @@ impl<S: Sharing> QpBuilder<S> {
         self
     }
 
-    /// As [`scatter_to_cqe`](Self::scatter_to_cqe), for received data alone: results of reads and atomics go to memory. A
-    /// queue pair that [signals all](Self::signal_all) gets results as well, as the driver decides.
+    /// As [`scatter_to_cqe`](Self::scatter_to_cqe), for received data alone: results of reads and atomics go to memory.
+    /// A queue pair that [signals all](Self::signal_all) gets results as well, as the driver decides.
     #[must_use]
     pub fn scatter_received_to_cqe(mut self) -> Self {
         self.scatter = Scatter::Received;
@@ -209,9 +209,9 @@ impl<S: Sharing> QpBuilder<S> {
     }
 
     /// Lets the device place data of sends and writes, and take receives, in another order than they were sent, so that
-    /// packets may take several ways through the network (adaptive routing). Completions stay in order, and a peer's reads
-    /// and atomics are executed in order. A program must not look for the last byte of a write: bytes before it may be
-    /// missing. For types RC, UC, UD and XRC initiators on mlx5. The receive queue takes twice the memory.
+    /// packets may take several ways through the network (adaptive routing). Completions stay in order, and a peer's
+    /// reads and atomics are executed in order. A program must not look for the last byte of a write: bytes before it
+    /// may be missing. For types RC, UC, UD and XRC initiators on mlx5. The receive queue takes twice the memory.
     /// [`mlx5::query_out_of_order`](crate::mlx5::query_out_of_order) tells where it exists.
     #[doc(alias = "MLX5DV_QP_CREATE_OOO_DP")]
     #[must_use]
@@ -233,7 +233,8 @@ impl<S: Sharing> QpBuilder<S> {
     /// # Errors
     ///
     /// `EINVAL` for capacities above the limits of [`query_device`](crate::Context::query_device), for queues
-    /// of another context, for options that the type does not have, and for [`QpType::XRC_TGT`], which
+    /// of another context, for completion queues with timestamps of different clocks, for options that the type does
+    /// not have, and for [`QpType::XRC_TGT`], which
     /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) creates; `EOPNOTSUPP` for a type that the
     /// device does not have, and on rxe for options that only mlx5 has; `ENOMEM`; `EAGAIN` at a cgroup's
     /// limit; `EPERM` for raw packets without `CAP_NET_RAW`.
@@ -249,6 +250,7 @@ impl<S: Sharing> QpBuilder<S> {
         self.check_packets(VERB)?;
         self.check_scatter(VERB)?;
         self.check_out_of_order(VERB, &file)?;
+        self.check_clocks(VERB)?;
         let initiator = self.qp_type == QpType::XRC_INI;
         if initiator || self.srq.is_some() {
             self.cap.max_recv_wr = 0;
@@ -418,6 +420,22 @@ impl<S: Sharing> QpBuilder<S> {
                 Err(Error::invalid(verb, detail))
             }
         }
+    }
+
+    /// A queue pair has one format of timestamps, but for the two queues of raw packets: `get_qp_ts_format`.
+    fn check_clocks(&self, verb: &'static str) -> Result<()> {
+        let has_two = matches!(self.qp_type, QpType::RAW_PACKET | QpType::XRC_INI);
+        if has_two || self.send_cq.real_time == self.recv_cq.real_time {
+            return Ok(());
+        }
+        let with = |real_time| if real_time { "real time" } else { "ticks" };
+        let detail = format!(
+            "the send completion queue has timestamps of {}, the receive completion queue of {}; create both with \
+             real_time_timestamps, or neither",
+            with(self.send_cq.real_time),
+            with(self.recv_cq.real_time)
+        );
+        Err(Error::invalid(verb, detail))
     }
 
     /// The requested queue pair, in words.
