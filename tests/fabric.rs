@@ -581,10 +581,12 @@ fn data_direct_regions_end_when_the_function_is_unbound() -> Result<()> {
         batch.push(SendWr::write(to, &sges).signaled())?;
         // SAFETY: the memory is dropped after the queue pair.
         unsafe { batch.ring()? };
+        let end = std::time::Instant::now() + Duration::from_secs(20);
         loop {
             if let Some(done) = cq.poll()?.next() {
                 return Ok(done.status());
             }
+            assert!(std::time::Instant::now() < end, "the write does not end");
         }
     };
     let file = std::fs::File::from(buffer.try_clone()?);

@@ -2,8 +2,9 @@
 //!
 //! Pairs with [`crate::fabric`], which delivers them. Packets of one queue pair arrive in order; those of different
 //! ones in any order. A test can hold a request's packets back: then the later requests of its queue pair wait behind
-//! them, and its responses to the peer do not. After a timeout the queue pair sends them again, and these overtake those
-//! that are held back, as if the network had found another way: a late message alone uses up no connection's retries.
+//! them, and its responses to the peer do not. After a timeout the queue pair sends them again, and these overtake
+//! those that are held back, as if the network had found another way: a late message alone uses up no connection's
+//! retries.
 //!
 //! The payload of a long packet stays in place, in memory of the sender, until the packet arrives, so that it is copied
 //! once: from memory to memory. [`Link::copy_payloads`] copies it into the packet before the memory may change or be
@@ -15,12 +16,12 @@
 //!   memory is mapped or unmapped;
 //! - before [`Fabric::run`](crate::fabric::Fabric::run) returns: the program comes next.
 //!
-//! Such packets from the middle of a message are one flight: a unit. One that cannot be taken whole, is captured or goes
-//! over a network is taken apart when it leaves the link (`Fabric::deliver`).
+//! Such packets from the middle of a message are one flight: a unit. One that cannot be taken whole, is captured or
+//! goes over a network is taken apart when it leaves the link (`Fabric::deliver`).
 //!
 //! A packet that is held back gets its payload at once, and so does a response of
-//! [`Fabric::run_ready`](crate::fabric::Fabric::run_ready): the program has that memory meanwhile. That of a request is the
-//! device's until it completes.
+//! [`Fabric::run_ready`](crate::fabric::Fabric::run_ready): the program has that memory meanwhile. That of a request is
+//! the device's until it completes.
 
 use std::collections::VecDeque;
 
@@ -30,11 +31,12 @@ use crate::fault::{Delay, MAX_DELAY};
 use crate::guest::GuestMemory;
 use crate::path::Path;
 
-/// Bytes of buffers that are kept for packets to come: four times as many as a queue pair sends without an acknowledgement.
+/// Bytes of buffers that are kept for packets to come: four times as many as a queue pair sends without an
+/// acknowledgement.
 const SPARE: usize = 2 << 20;
 
-/// The most packets that a link holds back. The datagrams of a late queue pair complete meanwhile, so that a guest could
-/// send any number of them.
+/// The most packets that a link holds back. The datagrams of a late queue pair complete meanwhile, so that a guest
+/// could send any number of them.
 const MOST_HELD: usize = 1024;
 
 /// The shortest payload that stays in place; shorter ones are copied sooner than found.
@@ -58,8 +60,10 @@ impl InPlace {
             let at = packet.len();
             packet.reserve_exact(len);
             packet.resize(at + len, 0);
-            // It was readable when it was found, in the same call of the fabric.
-            let _ = memory.read(address, &mut packet[at..]);
+            // It was readable when it was found, and `Device::settle_payloads` or `Device::memory_mut` comes before any
+            // change.
+            let read = memory.read(address, &mut packet[at..]);
+            debug_assert!(read.is_ok(), "a payload in place at {address:#x} is gone");
         }
     }
 
@@ -95,7 +99,7 @@ pub(crate) struct Flight {
     pub(crate) in_place: Option<InPlace>,
     /// The request of its queue pair whose memory that is; `None` for the responder's.
     pub(crate) request: Option<u64>,
-    /// Octets of all its packets with their frames: those of *PortXmitData*.
+    /// Octets of all its packets with their frames, which *PortXmitData* counts in fours.
     pub(crate) octets: usize,
     /// The bits of ECN that the network gives it; 0 for none.
     pub(crate) ecn: u8,

@@ -27,6 +27,8 @@ const PHYSICAL_STATISTICS: u64 = 0x16;
 const DISCARDS: u64 = 0x5;
 const INFINIBAND: u64 = 0x20;
 const INFINIBAND_EXTENDED: u64 = 0x21;
+/// Octets that *PortXmitData* and *PortRcvData* count as one.
+const DATA_UNIT: u64 = 4;
 
 /// A group with these counters, each split into two halves.
 fn group<L>(counters: &[(Field<L>, Field<L>, u64)]) -> Vec<u8> {
@@ -81,7 +83,11 @@ pub(crate) fn ppcnt(
         ]),
         RFC_2863 => group(&[
             (interface::if_in_octets_high, interface::if_in_octets_low, all_received.octets),
-            (interface::if_out_octets_high, interface::if_out_octets_low, all_sent.octets),
+            (
+                interface::if_out_octets_high,
+                interface::if_out_octets_low,
+                all_sent.octets / DATA_UNIT,
+            ),
             (
                 interface::if_in_ucast_pkts_high,
                 interface::if_in_ucast_pkts_low,
@@ -135,7 +141,7 @@ pub(crate) fn ppcnt(
                 (
                     infiniband::port_rcv_data_high,
                     infiniband::port_rcv_data_low,
-                    all_received.octets,
+                    all_received.octets / DATA_UNIT,
                 ),
                 (infiniband::port_xmit_pkts_high, infiniband::port_xmit_pkts_low, all_sent.packets),
                 (
