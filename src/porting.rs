@@ -162,8 +162,8 @@
 //!
 //! ## Not here
 //!
-//! Of libibverbs: work queues and indirection tables (`ibv_create_wq`), counter objects, flow actions, tag matching, TSO,
-//! DMA handles and completion counters.
+//! Of libibverbs: work queues and indirection tables (`ibv_create_wq`), counter objects, flow actions, tag matching,
+//! TSO, DMA handles and completion counters.
 //!
 //! Of the functions of libmlx5 as of rdma-core 65:
 //!
@@ -178,16 +178,15 @@
 //! - Steering: `mlx5dv_dr_*` and `mlx5dv_dump_dr_*`, whose tables software keeps; `mlx5dv_create_flow`,
 //!   `mlx5dv_create_flow_matcher`, `mlx5dv_destroy_flow_matcher`, `mlx5dv_create_flow_action_esp`,
 //!   `mlx5dv_create_flow_action_modify_header`, `mlx5dv_create_flow_action_packet_reformat`,
-//!   `mlx5dv_create_steering_anchor`, `mlx5dv_destroy_steering_anchor`, and the memory that `mlx5dv_alloc_dm` allocates for
-//!   it. Rules of the verbs are
-//!   [`QpControl::create_flow`](crate::QpControl::create_flow).
+//!   `mlx5dv_create_steering_anchor`, `mlx5dv_destroy_steering_anchor`, and the memory that `mlx5dv_alloc_dm` allocates
+//!   for it. Rules of the verbs are [`QpControl::create_flow`](crate::QpControl::create_flow).
 //! - Operations in device memory: `mlx5dv_dm_map_op_addr`.
 //! - Scheduling and pacing: `mlx5dv_sched_*`, `mlx5dv_modify_qp_sched_elem`, `mlx5dv_pp_alloc`, `mlx5dv_pp_free`.
 //! - Encryption: `mlx5dv_crypto_*`, `mlx5dv_dek_*`. Reserved numbers of queue pairs: `mlx5dv_reserved_qpn_alloc`,
 //!   `mlx5dv_reserved_qpn_dealloc`. Taking posted requests back: `mlx5dv_qp_cancel_posted_send_wrs`.
 //! - Drivers in the process by VFIO: `mlx5dv_get_vfio_device_list`, `mlx5dv_vfio_get_events_fd`,
-//!   `mlx5dv_vfio_process_events`, `mlx5dv_devx_alloc_msi_vector`, `mlx5dv_devx_free_msi_vector`, `mlx5dv_devx_create_eq`,
-//!   `mlx5dv_devx_destroy_eq`.
+//!   `mlx5dv_vfio_process_events`, `mlx5dv_devx_alloc_msi_vector`, `mlx5dv_devx_free_msi_vector`,
+//!   `mlx5dv_devx_create_eq`, `mlx5dv_devx_destroy_eq`.
 //!
 //! # Differences beside the names
 //!

@@ -4,10 +4,11 @@
 //! and none of Linux's. It needs no privilege, no module and no hardware. A line on standard error says so. Programs
 //! that run with another user's rights (set-user-id) ignore the variable.
 //!
-//! With `UVERBS_SIM=udp:ADDRESS`, or `udp:ADDRESS:PORT`, it has one device, which speaks RoCE v2 over a UDP socket at that
-//! address: with other processes of this machine that have other addresses, of 127.0.0.0/8 for one, and with other
-//! machines. `udp` alone is 127.0.0.1. RoCE has neither authentication nor encryption: `docs/TRANSPORT.md` of the repository
-//! says what that means before you name an address that others reach. [`FabricBuilder::udp`] makes such a device for a test.
+//! With `UVERBS_SIM=udp:ADDRESS`, or `udp:ADDRESS:PORT`, it has one device, which speaks RoCE v2 over a UDP socket at
+//! that address: with other processes of this machine that have other addresses, of 127.0.0.0/8 for one, and with other
+//! machines. `udp` alone is 127.0.0.1. RoCE has neither authentication nor encryption: `docs/TRANSPORT.md` of the
+//! repository says what that means before you name an address that others reach. [`FabricBuilder::udp`] makes such a
+//! device for a test.
 //!
 //! A test makes a [`Fabric`] of its own, so that tests run side by side:
 //!
@@ -29,8 +30,8 @@
 //!
 //! `docs/TESTING.md` of the repository tells how to test a program: faults, seeds, histories, replay, tokio.
 //!
-//! The devices stay with the process that made them. In a child of `fork` they are not listed, and every call fails with
-//! `ENODEV` at once; the child may make a [`Fabric`] of its own, but gets none by the variable.
+//! The devices stay with the process that made them. In a child of `fork` they are not listed, and every call fails
+//! with `ENODEV` at once; the child may make a [`Fabric`] of its own, but gets none by the variable.
 //!
 //! The devices are emulated ConnectX-5s, which unmodified mlx5 drivers accept; the library drives them as it drives
 //! hardware. **Unstable**: this interface changes in any release.

@@ -9,10 +9,10 @@
 //! - data of two queue pairs in any order.
 //!
 //! [`Device::settle`](crate::device::Device::settle) has everything of a queue pair in memory before it is promised:
-//! before a CQE of it (`write_cqe_with_data`), before a request of it completes without one (`complete_request`), before it is
-//! in error (`move_qp_to_error`), before an ACK or a response of it leaves (`send_packet`), before the peer reads or executes an
-//! atomic by it; and everything of all before a key changes, before a command, and at the end of
-//! [`Fabric::run`](crate::fabric::Fabric::run).
+//! before a CQE of it (`write_cqe_with_data`), before a request of it completes without one (`complete_request`),
+//! before it is in error (`move_qp_to_error`), before an ACK or a response of it leaves (`send_packet`), before the
+//! peer reads or executes an atomic by it; and everything of all before a key changes, before a command, and at the end
+//! of [`Fabric::run`](crate::fabric::Fabric::run).
 //! In [`Fabric::run_ready`](crate::fabric::Fabric::run_ready) the caller chooses which write ends next.
 
 use std::cell::{Cell, RefCell};

@@ -2,8 +2,8 @@
 //!
 //! Pairs with [`crate::fabric`], which delivers them. Packets of RoCE v1 are written as those of v2. Packets between
 //! InfiniBand ports are left out, those of operations whose opcodes are private, and those from a GID of one family of
-//! addresses to one of another. A path has no traffic class and no hop limit of a connection; they are 0 and 64. A packet
-//! to or from outside of the process has the device's own MAC at both ends.
+//! addresses to one of another. A path has no traffic class and no hop limit of a connection; they are 0 and 64. A
+//! packet to or from outside of the process has the device's own MAC at both ends.
 
 use std::io::{self, Write};
 use std::net::IpAddr;

@@ -174,8 +174,8 @@ impl Function {
         }
     }
 
-    /// A store of `bytes` that a program of this process made at [`Function::bar_address`]: the doorbell of a virtqueue, if
-    /// it is in a VAR page. `offset` is in BAR0.
+    /// A store of `bytes` that a program of this process made at [`Function::bar_address`]: the doorbell of a
+    /// virtqueue, if it is in a VAR page. `offset` is in BAR0.
     pub fn ring_page(&mut self, offset: u64, bytes: &[u8]) {
         if !self.gone {
             mmio::ring_page(&mut self.device, offset, bytes);

@@ -146,8 +146,8 @@ impl Place<'_> {
         write(at + count * 8, last);
     }
 
-    /// Writes the whole piece with bytes of another one, which is as long. They may overlap: up to [`BULK`] bytes are read
-    /// before one is written.
+    /// Writes the whole piece with bytes of another one, which is as long. They may overlap: up to [`BULK`] bytes are
+    /// read before one is written.
     fn copy_from(&self, from: &Place<'_>) {
         assert_eq!(from.len, self.len);
         if self.bulk && from.bulk && self.len >= BULK {
@@ -355,8 +355,8 @@ impl PinnedRanges {
         Some(usize::try_from(end - address).map_or(most, |len| len.min(most)))
     }
 
-    /// Where the span of an address is remembered, by its page: the last one, and the one before. A doorbell record shares
-    /// its page with others, and has a place of its own.
+    /// Where the span of an address is remembered, by its page: the last one, and the one before. A doorbell record
+    /// shares its page with others, and has a place of its own.
     fn recent(&self, address: u64, len: usize) -> &[Cell<FoundSpan>; 2] {
         const { assert!(FOUND == 1 << 5) };
         let place = if len == DOORBELL_WORD { address >> 3 } else { address >> 12 };

@@ -201,8 +201,8 @@ fn ethernet() -> Vec<u8> {
 
 fn atomic(options: &Options) -> Vec<u8> {
     let mut cap = Bits::<atomic_caps, _>::new(vec![0; GROUP]);
-    // Compare-and-swap, fetch-and-add, and both masked, whose packets only devices of one fabric know; operands of eight
-    // bytes, masked ones also of four.
+    // Compare-and-swap, fetch-and-add, and both masked, whose packets only devices of one fabric know; operands of
+    // eight bytes, masked ones also of four.
     let (operations, sizes) = if options.exposed.is_some() { (0x3, 8) } else { (0xf, 8 | 4) };
     cap.set(atomic_caps::atomic_operations, operations);
     cap.set(atomic_caps::atomic_size_qp, sizes);
@@ -267,8 +267,8 @@ fn device_memory() -> Vec<u8> {
     cap.into_inner()
 }
 
-/// Split virtqueues without events. Without `eth_frame_offload_type` the kernel's mlx5_vdpa stays away, which needs event
-/// queue pairs.
+/// Split virtqueues without events. Without `eth_frame_offload_type` the kernel's mlx5_vdpa stays away, which needs
+/// event queue pairs.
 fn virtio() -> Vec<u8> {
     const SPLIT: u64 = 1;
     let mut cap = Bits::<virtio_emulation_cap, _>::new(vec![0; GROUP]);

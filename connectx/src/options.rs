@@ -111,16 +111,16 @@ pub struct Options {
     /// Limits of its objects.
     pub limits: Limits,
     /// The source of random numbers of a function whose port leads outside of the process, to peers that nobody vouches
-    /// for: the numbers of its queue pairs and mkeys are drawn from it, in all 24 bits, and its reliable connections keep
-    /// few packets in flight where some are lost.
+    /// for: the numbers of its queue pairs and mkeys are drawn from it, in all 24 bits, and its reliable connections
+    /// keep few packets in flight where some are lost.
     pub exposed: Option<fn() -> u64>,
     /// Number of the function at the switch; its addresses derive from it.
     pub number: u32,
 }
 
 impl Options {
-    /// The identifier (VUID) that the function tells of its data-direct function, and that function in its vital product
-    /// data: the driver binds those whose identifiers are the same.
+    /// The identifier (VUID) that the function tells of its data-direct function, and that function in its vital
+    /// product data: the driver binds those whose identifiers are the same.
     pub fn vuid(&self) -> String {
         format!("UVERBS{:026X}MLNXS0D0F0", self.number)
     }

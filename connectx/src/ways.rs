@@ -2,8 +2,8 @@
 //!
 //! Pairs with [`crate::network`], which describes a way, and with [`crate::fabric`], whose packets go this way after
 //! they have left the [`crate::link`] of their port and before they arrive. A way is from one function to another; a
-//! function's packets to itself do not leave it. Bandwidth and queues are those of ports: the ways from one function share
-//! a queue, and so do those to one.
+//! function's packets to itself do not leave it. Bandwidth and queues are those of ports: the ways from one function
+//! share a queue, and so do those to one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,8 +29,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Queues a packet whose last byte is there now and whose first one came at `begin`. Returns when it has left, and the
-    /// bytes that waited before it; `None` if it is dropped.
+    /// Queues a packet whose last byte is there now and whose first one came at `begin`. Returns when it has left, and
+    /// the bytes that waited before it; `None` if it is dropped.
     fn enqueue(
         &mut self,
         now: u64,
@@ -139,7 +139,8 @@ impl Way {
     }
 }
 
-/// When a packet has left the port of its sender, and the bytes that waited before it; `None` inside if it is dropped there.
+/// When a packet has left the port of its sender, and the bytes that waited before it; `None` inside if it is dropped
+/// there.
 #[derive(Default)]
 pub(crate) struct Departure(Option<Option<(u64, u64)>>);
 
@@ -210,9 +211,9 @@ impl Ways {
         self.hurry(now, |way| way == (from, to));
     }
 
-    /// Moves the packets under way whose ways have changed. What waits at the ports of their senders is queued again, also
-    /// packets to others: they may have waited behind them. Each port of a receiver forgets what it still has to pass on,
-    /// which arrives when it would have.
+    /// Moves the packets under way whose ways have changed. What waits at the ports of their senders is queued again,
+    /// also packets to others: they may have waited behind them. Each port of a receiver forgets what it still has to
+    /// pass on, which arrives when it would have.
     fn hurry(&mut self, now: u64, changed: impl Fn((usize, usize)) -> bool) {
         let mut senders = BTreeMap::new();
         for (&(from, to), way) in self.ways.iter_mut().filter(|(way, _)| changed(**way)) {
@@ -276,8 +277,8 @@ impl Ways {
         self.decisions.drawn()
     }
 
-    /// Sends a packet, whose payload is in it, on its way, and notes each change of it. The copies of a datagram to a group
-    /// have one `departure`: the switch makes them behind the queue of their sender's port.
+    /// Sends a packet, whose payload is in it, on its way, and notes each change of it. The copies of a datagram to a
+    /// group have one `departure`: the switch makes them behind the queue of their sender's port.
     pub(crate) fn send(
         &mut self,
         now: u64,
@@ -352,8 +353,8 @@ impl Ways {
         }
     }
 
-    /// Queues a packet at the port of its receiver, which it takes so long to reach the receiver from. Returns it if it is
-    /// dropped.
+    /// Queues a packet at the port of its receiver; `delay` is the time from there to the receiver, in nanoseconds.
+    /// Returns it if it is dropped.
     fn enter_port(
         &mut self,
         (now, number): (u64, u64),

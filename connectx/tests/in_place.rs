@@ -1,5 +1,5 @@
-//! Payloads that stay in memory of the sender until their packets arrive: the device reads none of them once the memory may
-//! be somebody else's.
+//! Payloads that stay in memory of the sender until their packets arrive: the device reads none of them once the memory
+//! may be somebody else's.
 
 mod driver;
 

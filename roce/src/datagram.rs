@@ -1,7 +1,7 @@
 //! Datagrams of RoCE v2 as a UDP socket sees them: the packet and its ICRC, without the IP header in front.
 //!
-//! The ICRC covers fields of the IP header that the sender's socket does not write and the receiver's does not show. All
-//! but one follow from the addresses and the length:
+//! The ICRC covers fields of the IP header that the sender's socket does not write and the receiver's does not show.
+//! All but one follow from the addresses and the length:
 //!
 //! | field | where it is from |
 //! |---|---|
@@ -36,8 +36,9 @@ pub struct Ends {
     pub destination: SocketAddr,
 }
 
-/// The ICRC of a packet, which goes from BTH to padding, for a sender whose IPv4 identification is 0: the four bytes that
-/// follow it in the datagram. `None` if the addresses are of two families or the packet is longer than [`MAX_PACKET`].
+/// The ICRC of a packet, which goes from BTH to padding, for a sender whose IPv4 identification is 0: the four bytes
+/// that follow it in the datagram. `None` if the addresses are of two families or the packet is longer than
+/// [`MAX_PACKET`].
 pub fn seal(ends: &Ends, packet: &[u8]) -> Option<[u8; 4]> {
     if packet.len() > MAX_PACKET {
         return None;

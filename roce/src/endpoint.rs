@@ -80,8 +80,8 @@ pub enum Dropped {
     State(State),
     /// The device did not admit it.
     NotAdmitted,
-    /// It is a [unit](Packet::packets) that cannot be taken whole. Nothing is counted, answered or completed: its packets
-    /// are to be given one by one.
+    /// It is a [unit](Packet::packets) that cannot be taken whole. Nothing is counted, answered or completed: its
+    /// packets are to be given one by one.
     Unit,
 }
 
@@ -111,8 +111,8 @@ impl<P: Clone> Endpoint<P> {
     }
 
     /// Has the reliable queue pairs that are created from now on keep few packets in flight where packets are lost: at
-    /// first 16, one more for each that is acknowledged, and after a loss half as many, growing by one at a time up to 128.
-    /// A long read is asked for in parts of as many packets.
+    /// first 16, one more for each that is acknowledged, and after a loss half as many, growing by one at a time up to
+    /// 128. A long read is asked for in parts of as many packets.
     ///
     /// For networks that drop packets when their queues are full. A switch in the process has none.
     pub fn limit_congestion(&mut self) {

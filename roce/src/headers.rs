@@ -344,8 +344,8 @@ pub struct Packet<'a> {
     pub ieth: Option<&'a Ieth>,
     /// The data, without padding.
     pub payload: &'a [u8],
-    /// 1, or the number of middle packets of a message that this stands for: a *unit*. Its headers are those of the first
-    /// one, and its payload is that of all.
+    /// 1, or the number of middle packets of a message that this stands for: a *unit*. Its headers are those of the
+    /// first one, and its payload is that of all.
     pub packets: u32,
 }
 

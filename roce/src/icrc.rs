@@ -89,8 +89,8 @@ const UNDO: [u32; 17] = {
     undo
 };
 
-/// The IPv4 identification with which a packet of `packet` bytes has the ICRC `found` in place of `computed`, the one of
-/// identification 0; `None` if there is none: then another bit is wrong, too.
+/// The IPv4 identification with which a packet of `packet` bytes has the ICRC `found` in place of `computed`, the one
+/// of identification 0; `None` if there is none: then another bit is wrong, too.
 ///
 /// A CRC is linear: the difference of the two is that of the two bytes alone, with the zeros of everything behind them.
 pub(crate) fn identification(computed: [u8; 4], found: [u8; 4], packet: usize) -> Option<u16> {

@@ -131,7 +131,8 @@ impl Responder {
 }
 
 impl<P: Clone> QueuePair<P> {
-    /// Handles a request. Returns false for a unit that cannot be taken whole: nothing is counted, answered or completed.
+    /// Handles a request. Returns false for a unit that cannot be taken whole: nothing is counted, answered or
+    /// completed.
     pub(crate) fn handle_request<H: Host<Path = P>>(
         &mut self,
         host: &mut H,
@@ -250,8 +251,8 @@ impl<P: Clone> QueuePair<P> {
     }
 
     /// Flushes the receive of a message that is not complete. The ACK or NAK that the peer is owed is still sent: the
-    /// receives that it acknowledges are complete. Responses are not sent, so that the ACK is for the packets before the
-    /// first of them.
+    /// receives that it acknowledges are complete. Responses are not sent, so that the ACK is for the packets before
+    /// the first of them.
     pub(crate) fn drop_message<H: Host<Path = P>>(&mut self, host: &mut H) {
         self.fail_receive(host, ib_wc_status::IB_WC_WR_FLUSH_ERR);
         let responder = &mut self.responder;
@@ -295,9 +296,9 @@ impl<P: Clone> QueuePair<P> {
         self.give_up(host, executed);
     }
 
-    /// An unreliable request that fails is dropped. On UC a refused one moves the queue pair to error, where rxe only drops
-    /// it: no NAK tells of it. A receive that failed is reported, and moves the queue pair to error unless a datagram was
-    /// too long for it. From `RESPST_ERR_LENGTH` and its neighbours in `rxe_responder`.
+    /// An unreliable request that fails is dropped. On UC a refused one moves the queue pair to error, where rxe only
+    /// drops it: no NAK tells of it. A receive that failed is reported, and moves the queue pair to error unless a
+    /// datagram was too long for it. From `RESPST_ERR_LENGTH` and its neighbours in `rxe_responder`.
     fn give_up<H: Host<Path = P>>(&mut self, host: &mut H, executed: Result<u32, Failure>) {
         let Err(failure) = executed else { return };
         self.responder.message = None;
@@ -379,8 +380,8 @@ impl<P: Clone> QueuePair<P> {
             },
             Kind::Response => return Err(INVALID),
         };
-        // More requests than are kept, as the oldest one was never answered: the peer's `max_rd_atomic` is too high. rxe
-        // forgets the oldest one, and the peer's request fails after all its retries.
+        // More requests than are kept, as the oldest one was never answered: the peer's `max_rd_atomic` is too high.
+        // rxe forgets the oldest one, and the peer's request fails after all its retries.
         let resources = &self.responder.resources;
         let full = resources.len() == usize::from(self.attributes.max_dest_rd_atomic)
             && resources.front().is_none_or(|oldest| !oldest.answered);

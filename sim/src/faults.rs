@@ -355,9 +355,9 @@ impl Device {
         self.disturb(fault, |kernel| kernel.cm.to_lose.insert(self.number, count));
     }
 
-    /// Holds each of the next `count` messages back for a while. The later messages of its queue pair wait for it. A reliable
-    /// connection whose timeout is shorter sends them again, which is another message: late if it is one of the `count`.
-    /// At most a year, and 1024 packets of the device; later ones are lost.
+    /// Holds each of the next `count` messages back for a while. The later messages of its queue pair wait for it. A
+    /// reliable connection whose timeout is shorter sends them again, which is another message: late if it is one of
+    /// the `count`. At most a year, and 1024 packets of the device; later ones are lost.
     pub fn delay_messages(&self, count: u32, by: Duration) {
         const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
         let by = by.min(YEAR);
@@ -452,8 +452,8 @@ impl Device {
         self.disturb(fault, |kernel| kernel.fail_device(self.number));
     }
 
-    /// Unbinds the driver from the data-direct function: regions that were registered through it reach nothing any more,
-    /// and none are registered.
+    /// Unbinds the driver from the data-direct function: regions that were registered through it reach nothing any
+    /// more, and none are registered.
     pub fn unbind_data_direct(&self) {
         self.disturb("the data-direct function is unbound", |kernel| {
             kernel.unbind_data_direct(self.number);

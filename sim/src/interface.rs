@@ -87,8 +87,8 @@ impl Interface {
         }
     }
 
-    /// The interface of a device whose port has one address outside of the process, and that MTU: its only GID is of RoCE
-    /// v2.
+    /// The interface of a device whose port has one address outside of the process, and that MTU: its only GID is of
+    /// RoCE v2.
     pub(crate) fn outside(address: IpAddr, mtu: u8) -> Interface {
         let mut interface = Interface::numbered(0, &[address]);
         let is_its = |gid: &IpAddr| *gid == address;

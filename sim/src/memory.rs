@@ -228,8 +228,8 @@ impl DmaBuf {
         Ok(DmaBuf { start, length })
     }
 
-    /// Lets a device access `length` bytes from byte `offset` on; returns their address there. The buffer counts as pinned
-    /// by nobody: it is not the process's memory.
+    /// Lets a device access `length` bytes from byte `offset` on; returns their address there. The buffer counts as
+    /// pinned by nobody: it is not the process's memory.
     ///
     /// # Errors
     ///

@@ -20,9 +20,9 @@ impl Fabric {
         Ok(())
     }
 
-    /// Partitions the network: these devices and the others do not reach each other any more, by packets of queue pairs,
-    /// by messages of the connection manager, and by what is under way. Another partition takes the place of this one,
-    /// and of what is [cut off](Device::cut_off).
+    /// Partitions the network: these devices and the others do not reach each other any more, by packets of queue
+    /// pairs, by messages of the connection manager, and by what is under way. Another partition takes the place of
+    /// this one, and of what is [cut off](Device::cut_off).
     ///
     /// # Panics
     ///
@@ -69,8 +69,8 @@ impl Fabric {
 
 impl Device {
     /// Changes the network from this device to another; [`Fabric::set_network`] changes all. A packet that is
-    /// under way arrives when it would have, or when it would if it were sent now, whichever is sooner: later ones do not
-    /// overtake it, unless the network reorders.
+    /// under way arrives when it would have, or when it would if it were sent now, whichever is sooner: later ones do
+    /// not overtake it, unless the network reorders.
     ///
     /// # Errors
     ///

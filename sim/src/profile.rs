@@ -89,8 +89,8 @@ impl Profile {
         self
     }
 
-    /// With a data-direct function, as a ConnectX-8 has: a second PCI function, through which dma-bufs are registered. Beside
-    /// dma-bufs of Linux it takes those of [`dma_buf`](crate::dma_buf).
+    /// With a data-direct function, as a ConnectX-8 has: a second PCI function, through which dma-bufs are registered.
+    /// Beside dma-bufs of Linux it takes those of [`dma_buf`](crate::dma_buf).
     pub fn data_direct(mut self) -> Profile {
         self.options.data_direct = true;
         self

@@ -143,9 +143,9 @@ impl Clock {
     }
 
     /// As [`nanoseconds`](Self::nanoseconds), as a time of the system's kind: when a completion with this
-    /// [timestamp](crate::Completion::timestamp) was written. The driver sets its clock to the system's time when it loads;
-    /// a PTP daemon (`ptp4l`, `phc2sys`) keeps both together, and without one they drift apart. On a device in the process the
-    /// clock begins at the epoch.
+    /// [timestamp](crate::Completion::timestamp) was written. The driver sets its clock to the system's time when it
+    /// loads; a PTP daemon (`ptp4l`, `phc2sys`) keeps both together, and without one they drift apart. On a device in
+    /// the process the clock begins at the epoch.
     ///
     /// # Errors
     ///
@@ -155,9 +155,9 @@ impl Clock {
     }
 }
 
-/// The time of a completion of a queue with [timestamps of real time](crate::CqBuilder::real_time_timestamps), whose upper
-/// half has seconds since the epoch, and whose lower half nanoseconds. It is the device's own clock, which a PTP daemon
-/// (`ptp4l`) sets; on a device in the process it begins at the epoch.
+/// The time of a completion of a queue with [timestamps of real time](crate::CqBuilder::real_time_timestamps), whose
+/// upper half has seconds since the epoch, and whose lower half nanoseconds. It is the device's own clock, which a PTP
+/// daemon (`ptp4l`) sets; on a device in the process it begins at the epoch.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};

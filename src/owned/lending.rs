@@ -52,7 +52,8 @@ impl Memory {
     }
 }
 
-/// The bytes that a request names, as its memory said when it was asked; named by the sealed trait, and so by no program.
+/// The bytes that a request names, as its memory said when it was asked; named by the sealed trait, and so by no
+/// program.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedBytes {
     pub(super) sge: Option<RegionSge>,
@@ -150,8 +151,8 @@ mod sealed {
             None
         }
 
-        /// Whether it is such memory, which [`named`](Self::named) asks. Only [`Memory`](super::Memory) looks at its value; of
-        /// any other type it is a constant.
+        /// Whether it is such memory, which [`named`](Self::named) asks. Only [`Memory`](super::Memory) looks at its
+        /// value; of any other type it is a constant.
         #[inline(always)]
         fn must_be_asked(&self) -> bool {
             false

@@ -1,5 +1,5 @@
-//! Objects of DEVX and umems that several processes use. Pairs with `mlx5dv_devx_obj_export` and `mlx5dv_devx_umem_export`
-//! of rdma-core 63 and later. The kernel knows of neither.
+//! Objects of DEVX and umems that several processes use. Pairs with `mlx5dv_devx_obj_export` and
+//! `mlx5dv_devx_umem_export` of rdma-core 63 and later. The kernel knows of neither.
 
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
@@ -14,8 +14,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const IMPORT_OBJECT: &str = "import_devx_obj";
 const IMPORT_UMEM: &str = "import_devx_umem";
 
-/// An object of DEVX that another process, or another context of this one, created. Commands query and change it as one of
-/// this process. Dropping it forgets it here.
+/// An object of DEVX that another process, or another context of this one, created. Commands query and change it as one
+/// of this process. Dropping it forgets it here.
 #[doc(alias = "mlx5dv_devx_obj_unimport")]
 pub type ImportedDevxObject = Imported<DevxObject>;
 
@@ -54,8 +54,8 @@ pub(super) fn read_rdma_core<T: FromBytes>(verb: &'static str, bytes: &[u8]) -> 
 }
 
 /// Sharing, by [`export`](Self::export) in one process and [`import`](Self::import) in another that has the same kernel
-/// file; see [`Context::import_exported`]. The kernel knows of neither: one process destroys the object, after the others
-/// have dropped their imports. The umems of its queues are kept by the process that created it.
+/// file; see [`Context::import_exported`]. The kernel knows of neither: one process destroys the object, after the
+/// others have dropped their imports. The umems of its queues are kept by the process that created it.
 impl DevxObject {
     /// Describes the object to another process.
     ///
@@ -114,7 +114,8 @@ impl DevxObject {
     ///
     /// # Errors
     ///
-    /// `EBUSY` for an object that keeps umems or objects, or that others keep: they need this process to live as long. As
+    /// `EBUSY` for an object that keeps umems or objects, or that others keep: they need this process to live as long.
+    /// As
     /// [`export`](Self::export) else. The object comes back with the error.
     pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
         if self.keeps_others() || self.is_kept() {
@@ -130,13 +131,13 @@ impl DevxObject {
         }
     }
 
-    /// Imports an object that was exported from a context on the same kernel file. The kernel tells of an object only that
-    /// there is one of this handle.
+    /// Imports an object that was exported from a context on the same kernel file. The kernel tells of an object only
+    /// that there is one of this handle.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an envelope of something else, `EXDEV` for one of another device or context, `ENOENT` if there is no
-    /// object of this handle, `EOPNOTSUPP` on a device of another driver.
+    /// `EINVAL` for an envelope of something else, `EXDEV` for one of another device or context, `ENOENT` if there is
+    /// no object of this handle, `EOPNOTSUPP` on a device of another driver.
     #[doc(alias = "mlx5dv_devx_obj_import")]
     pub fn import(context: &Context, envelope: &Envelope) -> Result<ImportedDevxObject> {
         context.file.provider.mlx5(IMPORT_OBJECT)?;
@@ -151,13 +152,13 @@ impl DevxObject {
         import_object(context, handle, facts)
     }
 
-    /// Imports an object that libmlx5 exported, by `mlx5dv_devx_obj_export`. The bytes name neither a device nor a file: that
-    /// they are of this one, and that the number is of this handle, is the sender's word.
+    /// Imports an object that libmlx5 exported, by `mlx5dv_devx_obj_export`. The bytes name neither a device nor a
+    /// file: that they are of this one, and that the number is of this handle, is the sender's word.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for other than 32 bytes, `ENOENT` if there is no object of this handle, `EOPNOTSUPP` on a device of another
-    /// driver.
+    /// `EINVAL` for other than 32 bytes, `ENOENT` if there is no object of this handle, `EOPNOTSUPP` on a device of
+    /// another driver.
     #[doc(alias = "mlx5dv_devx_obj_import")]
     pub fn import_rdma_core(context: &Context, bytes: &[u8]) -> Result<ImportedDevxObject> {
         context.file.provider.mlx5(IMPORT_OBJECT)?;
@@ -209,8 +210,8 @@ impl<M> Umem<M> {
 }
 
 impl Umem<Foreign> {
-    /// Imports a umem that was exported from a context on the same kernel file. Its memory is not mapped here. Its number and
-    /// its length are the sender's word, as of [`DevxObject::create`].
+    /// Imports a umem that was exported from a context on the same kernel file. Its memory is not mapped here. Its
+    /// number and its length are the sender's word, as of [`DevxObject::create`].
     ///
     /// # Errors
     ///
@@ -223,8 +224,8 @@ impl Umem<Foreign> {
         import_umem(context, handle, id as u32, length)
     }
 
-    /// Imports a umem that libmlx5 exported, by `mlx5dv_devx_umem_export`. Its [length](Umem::len) is 0 here, which the bytes
-    /// do not tell.
+    /// Imports a umem that libmlx5 exported, by `mlx5dv_devx_umem_export`. Its [length](Umem::len) is 0 here, which the
+    /// bytes do not tell.
     ///
     /// # Errors
     ///

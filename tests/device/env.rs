@@ -94,8 +94,9 @@ pub(crate) fn open() -> Verdict<Context> {
     Ok(Context::open(&device())?)
 }
 
-/// The side of each pair that is a device in this process, its address outside of it, and the network namespace that has
-/// the address: `a:10.1.0.2@/run/netns/away`. The other side is the device under test, which has to reach the address.
+/// The side of each pair that is a device in this process, its address outside of it, and the network namespace that
+/// has the address: `a:10.1.0.2@/run/netns/away`. The other side is the device under test, which has to reach the
+/// address.
 const WIRE: &str = "UVERBS_TEST_WIRE";
 
 /// That side's device, and whether it is the first of each pair; `None` if all of them are on the device under test.

@@ -233,7 +233,8 @@ impl Device {
         in_place.ranges.into_iter().all(readable)
     }
 
-    /// As [`Device::locate`], for at most `packets` payloads of the segments of a WQE from `offset` on, if they are in one.
+    /// As [`Device::locate`], for at most `packets` payloads of the segments of a WQE from `offset` on, if they are in
+    /// one.
     pub(crate) fn locate_segment<'w>(
         &self,
         by: Accessor,

@@ -330,7 +330,8 @@ impl Device {
         Ok(())
     }
 
-    /// Writes the old value that an atomic returns: an 8-byte one in big endian, unless the driver asked for host order.
+    /// Writes the old value that an atomic returns: an 8-byte one in big endian, unless the driver asked for host
+    /// order.
     pub(crate) fn write_old_value(&mut self, qpn: u32, id: u64, old: u64) -> Result<(), Syndrome> {
         let len = self.request(qpn, id)?.0.len;
         match len == 8 && !self.caps.host_order_atomics() {

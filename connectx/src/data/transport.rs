@@ -163,8 +163,9 @@ impl Device {
         taken
     }
 
-    /// Handles a packet that has arrived, for the queue pair that it names or a member of a multicast group. Its payload
-    /// may be in place, in memory of the sender. Returns false for a unit whose packets have to come one by one.
+    /// Handles a packet that has arrived, for the queue pair that it names or a member of a multicast group. Its
+    /// payload may be in place, in memory of the sender. Returns false for a unit whose packets have to come one by
+    /// one.
     pub(crate) fn receive_packet(
         &mut self,
         qpn: u32,

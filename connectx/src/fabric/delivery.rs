@@ -151,8 +151,8 @@ impl Fabric {
         worked
     }
 
-    /// Delivers a packet, which is taken apart but for what is in place. Returns false for a unit whose packets have to come
-    /// one by one.
+    /// Delivers a packet, which is taken apart but for what is in place. Returns false for a unit whose packets have to
+    /// come one by one.
     fn deliver_to(
         &mut self,
         from: usize,

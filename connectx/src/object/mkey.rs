@@ -16,8 +16,8 @@ pub const CACHED_MKEY: &str = "cached mkey";
 
 /// `qpn` of an mkey that is not bound to a queue pair.
 const ANY_QP: u64 = 0xff_ffff;
-/// The mkey of no memory: reads find zeros, and writes go nowhere. `dump_fill_mkey` of QUERY_SPECIAL_CONTEXTS; it is behind
-/// the numbers of all others.
+/// The mkey of no memory: reads find zeros, and writes go nowhere. `dump_fill_mkey` of QUERY_SPECIAL_CONTEXTS; it is
+/// behind the numbers of all others.
 pub(crate) const DUMP_FILL: u32 = 0xffff_fe00;
 /// The deepest nesting of mkey lists.
 const MAX_DEPTH: u32 = 4;
@@ -477,8 +477,8 @@ impl Mkey {
         let entries = chunks::<8>(&self.translation);
         let mut at = address.wrapping_sub(base);
         let mut left = len;
-        // Pages of one key that lie one behind the other are one range, and two keys of a list never are: then the length
-        // of a unit of packets would follow from where the program's allocator has put memory.
+        // Pages of one key that lie one behind the other are one range, and two keys of a list never are: then the
+        // length of a unit of packets would follow from where the program's allocator has put memory.
         let begun = to.len();
         while left > 0 {
             // Present bits 0 and 1 matter only with page faults, which are not modelled.

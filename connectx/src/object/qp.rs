@@ -116,7 +116,8 @@ pub struct Qp {
     pub(crate) umems: Vec<u32>,
     /// Requests that the transport has and that are not complete.
     pub(crate) in_flight: InFlight,
-    /// The fate of the packets of the request that is being sent; a delay is that of the next one, and the others wait behind it.
+    /// The fate of the packets of the request that is being sent; a delay is that of the next one, and the others wait
+    /// behind it.
     pub(crate) fate: MessageFate,
     /// The message that is being received.
     pub(crate) receiving: Receiving,

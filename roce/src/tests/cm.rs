@@ -172,8 +172,8 @@ fn a_service_is_a_port_space_and_a_port() {
     }
 }
 
-/// The fields that Wireshark does not name (`tests/tshark.rs` has the others), as `ibta_vol1_c12.h` places them: the byte,
-/// the bit in it from the high one on, and the width.
+/// The fields that Wireshark does not name (`tests/tshark.rs` has the others), as `ibta_vol1_c12.h` places them: the
+/// byte, the bit in it from the high one on, and the width.
 #[test]
 fn fields_are_where_the_specification_has_them() {
     let field = |bytes: &[u8; MAD], byte: usize, bit: usize, width: usize| {

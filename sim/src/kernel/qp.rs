@@ -211,8 +211,8 @@ fn check_handles(kernel: &Kernel, call: &Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The formats of the timestamps of sends and of receives: `get_qp_ts_format`, and for raw packets `get_sq_ts_format` and
-/// `get_rq_ts_format`.
+/// The formats of the timestamps of sends and of receives: `get_qp_ts_format`, and for raw packets `get_sq_ts_format`
+/// and `get_rq_ts_format`.
 fn timestamp_formats(kernel: &mut Kernel, file: FileId, asked: &Asked) -> Result<[u64; 2]> {
     const FREE_RUNNING: u64 = 0;
     const REAL_TIME: u64 = 2;

@@ -26,9 +26,9 @@ impl Class {
 
 /// An object that a command made: a queue, a memory key, a counter set, a TIR, a general object.
 ///
-/// It keeps the umems and objects that its creation names. Dropping it destroys it, once no object that was created with it
-/// is left. If firmware refuses, it is leaked with all that it keeps; see [`Context::leaked`]. Its methods may be called
-/// from any thread.
+/// It keeps the umems and objects that its creation names. Dropping it destroys it, once no object that was created
+/// with it is left. If firmware refuses, it is leaked with all that it keeps; see [`Context::leaked`]. Its methods may
+/// be called from any thread.
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, command: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
@@ -102,25 +102,26 @@ impl kept::Sealed for DevxObject {
 
 impl DevxObject {
     /// Sends a command that creates an object, and writes its output to `output`. The kernel takes the opcodes of
-    /// queues, memory keys, domains, TIRs and TISs, tables, counters, scheduling elements and general objects. The object
-    /// keeps the umems and objects `keeps`: a queue pair its completion queues, so that it is destroyed before them.
+    /// queues, memory keys, domains, TIRs and TISs, tables, counters, scheduling elements and general objects. The
+    /// object keeps the umems and objects `keeps`: a queue pair its completion queues, so that it is destroyed before
+    /// them.
     ///
     /// # Safety
     ///
     /// The command names memory, keys and objects by number. All umems that it names are in `keeps`. As far as it lets
-    /// the device access memory by key, the memory stays registered as long as the object, and is not borrowed while the
-    /// device may write it.
+    /// the device access memory by key, the memory stays registered as long as the object, and is not borrowed while
+    /// the device may write it.
     ///
     /// The [number](super::Umem::id) of an imported umem is the word of the process that exported it: the kernel tells
-    /// that there is a umem of its handle, not which number firmware knows it by, and firmware takes the number of any umem of
-    /// the file. Whoever passes it vouches that it came from that umem's owner, who keeps the memory, and does not borrow
-    /// it while the device may write it. `keeps` holds the import alone; firmware refuses to deregister a umem while an object is
-    /// in it, so that the kernel keeps the pages that long.
+    /// that there is a umem of its handle, not which number firmware knows it by, and firmware takes the number of any
+    /// umem of the file. Whoever passes it vouches that it came from that umem's owner, who keeps the memory, and does
+    /// not borrow it while the device may write it. `keeps` holds the import alone; firmware refuses to deregister a
+    /// umem while an object is in it, so that the kernel keeps the pages that long.
     ///
     /// # Errors
     ///
-    /// As [`general_command`](super::general_command); `EINVAL` for an opcode that creates nothing, and for an entry of `keeps` of
-    /// another context; `ENOENT` for a completion queue of an event queue that there is not; `ENOMEM`.
+    /// As [`general_command`](super::general_command); `EINVAL` for an opcode that creates nothing, and for an entry of
+    /// `keeps` of another context; `ENOENT` for a completion queue of an event queue that there is not; `ENOMEM`.
     #[doc(alias = "mlx5dv_devx_obj_create")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn create(
@@ -153,8 +154,8 @@ impl DevxObject {
         Ok(DevxObject { inner: Arc::new(DevxInner { object, facts }) })
     }
 
-    /// The device's number of the object, from the output of its creation; 0 of those whose number the command chose: flow
-    /// table entries, VXLAN ports, entries of the MAC table, and attachments to multicast groups.
+    /// The device's number of the object, from the output of its creation; 0 of those whose number the command chose:
+    /// flow table entries, VXLAN ports, entries of the MAC table, and attachments to multicast groups.
     pub fn number(&self) -> u32 {
         self.inner.facts.number
     }
@@ -169,8 +170,8 @@ impl DevxObject {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while an object that was created with it is alive, firmware's refusal if something else uses it, and others of
-    /// the kernel; the object comes back with the error.
+    /// `EBUSY` while an object that was created with it is alive, firmware's refusal if something else uses it, and
+    /// others of the kernel; the object comes back with the error.
     #[doc(alias = "mlx5dv_devx_obj_destroy")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "an object that was created with it is alive";
@@ -270,8 +271,8 @@ pub(super) mod sealed {
 }
 
 /// An object that commands query and modify: a [`DevxObject`], or a queue of the verbs on an mlx5 device, by its
-/// control handle. Commands name what the driver made for it: for a shared receive queue an RMP, of an XRC domain an XRC
-/// SRQ, for a queue pair of raw packets its SQ, RQ, TIR and TIS.
+/// control handle. Commands name what the driver made for it: for a shared receive queue an RMP, of an XRC domain an
+/// XRC SRQ, for a queue pair of raw packets its SQ, RQ, TIR and TIS.
 pub trait DevxTarget: sealed::Sealed {}
 
 impl DevxTarget for DevxObject {}
@@ -308,8 +309,8 @@ impl sealed::Sealed for SharedReceiveQueue {
 ///
 /// # Errors
 ///
-/// As [`general_command`](super::general_command); `EINVAL` for an opcode that is no query, for the number of another object,
-/// and for a query of flow counters that writes them to memory instead of to `output`.
+/// As [`general_command`](super::general_command); `EINVAL` for an opcode that is no query, for the number of another
+/// object, and for a query of flow counters that writes them to memory instead of to `output`.
 #[doc(alias = "mlx5dv_devx_obj_query")]
 #[doc(alias = "mlx5dv_devx_qp_query")]
 #[doc(alias = "mlx5dv_devx_cq_query")]
@@ -345,18 +346,20 @@ pub(super) fn check_query(verb: &'static str, input: &[u8]) -> Result<()> {
 
 /// Sends a command that changes an object, which the input names by its number, and writes its output to `output`.
 ///
-/// The library does not learn of the change: a queue pair whose state is changed by a command has the old one here, until
-/// it is [queried](QpControl::query).
+/// The library does not learn of the change: a queue pair whose state is changed by a command has the old one here,
+/// until it is [queried](QpControl::query).
 ///
 /// # Safety
 ///
-/// The command names memory, keys and objects by number. The umems that it names outlive the object. As far as it lets the
-/// device access memory by key, or begin with requests that were posted, the memory stays registered as long as the object,
-/// and is not borrowed while the device may write it. A queue of the verbs whose rings this library drives is not reset.
+/// The command names memory, keys and objects by number. The umems that it names outlive the object. As far as it lets
+/// the device access memory by key, or begin with requests that were posted, the memory stays registered as long as the
+/// object, and is not borrowed while the device may write it. A queue of the verbs whose rings this library drives is
+/// not reset.
 ///
 /// # Errors
 ///
-/// As [`general_command`](super::general_command); `EINVAL` for an opcode that changes nothing, or the number of another object.
+/// As [`general_command`](super::general_command); `EINVAL` for an opcode that changes nothing, or the number of
+/// another object.
 #[doc(alias = "mlx5dv_devx_obj_modify")]
 #[doc(alias = "mlx5dv_devx_qp_modify")]
 #[doc(alias = "mlx5dv_devx_cq_modify")]

@@ -1,5 +1,5 @@
-//! Memory of another device. `/dev/udmabuf` stands in for one: it makes a dma-buf of a file in memory. On the fabric such a
-//! file is taken for a dma-buf itself.
+//! Memory of another device. `/dev/udmabuf` stands in for one: it makes a dma-buf of a file in memory. On the fabric
+//! such a file is taken for a dma-buf itself.
 
 use crate::capability::Capability;
 use crate::env;

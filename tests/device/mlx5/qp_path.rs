@@ -1,5 +1,5 @@
-//! The UDP source port of a queue pair and of an address handle, and the port of a LAG that a queue pair sends from. That
-//! packets have the port is shown by a capture, in `tests/fabric.rs`.
+//! The UDP source port of a queue pair and of an address handle, and the port of a LAG that a queue pair sends from.
+//! That packets have the port is shown by a capture, in `tests/fabric.rs`.
 
 use crate::capability::Capability;
 use crate::fork::in_child;

@@ -121,7 +121,8 @@ fn data(sge: &Sge) -> [u8; 16] {
 /// Bytes in front of the data segments of a shared receive queue's WQE, which link it to the next.
 const LINK: usize = 16;
 
-/// Writes a receive of one data segment, `offset` bytes into the WQE `at`; another segment ends the list of a longer WQE.
+/// Writes a receive of one data segment, `offset` bytes into the WQE `at`; another segment ends the list of a longer
+/// WQE.
 fn fill(wq: &WqLayout, at: usize, offset: usize, sge: &Sge) {
     const SEGMENT: usize = 16;
     let (stride, end) = (wq.stride as usize, Sge { length: 0, lkey: uverbs::Lkey(0x100), addr: 0 });

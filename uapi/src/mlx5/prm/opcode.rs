@@ -223,8 +223,8 @@ opcodes! {
     GENERAL_END = 0xd00,
 }
 
-/// Commands about no object that only query, and the NOP: those that `devx_is_general_cmd` of `hw/mlx5/devx.c` names. It
-/// passes opcodes from [`GENERAL_START`] on, too.
+/// Commands about no object that only query, and the NOP: those that `devx_is_general_cmd` of `hw/mlx5/devx.c` names.
+/// It passes opcodes from [`GENERAL_START`] on, too.
 pub const GENERAL_QUERIES: [u16; 16] = [
     QUERY_HCA_CAP,
     QUERY_HCA_VPORT_CONTEXT,
