@@ -29,6 +29,7 @@ const LEFT_OUT: &[&str] = &[
     "query_tir_out",
     "query_tis_out",
     "query_vport_counter_out",
+    "query_vuid_out",
     "query_xrc_srq_out",
     "traffic_counter",
 ];
@@ -59,7 +60,6 @@ const LATER: &[(&str, (u32, u32))] = &[
     ("mkc.crossing_target_vhca_id", (6, 1)),
     ("create_mkey_in.data_direct", (6, 1)),
     ("query_vuid_in", (6, 1)),
-    ("query_vuid_out", (6, 1)),
     ("ib_ext_port_cntrs_grp_data_layout", (6, 1)),
     ("create_qp_in.wq_umem_offset", (6, 1)),
     ("create_qp_in.wq_umem_id", (6, 1)),
