@@ -14,10 +14,10 @@ pub(crate) fn read(device: &mut Device, offset: u64, to: &mut [u8]) {
     if offset >= bar0::VAR_OFFSET {
         return device.bar.read(offset, to);
     }
+    let real_time = timestamp::real_time(device.now, &device.options);
     for (at, byte) in (offset..).zip(to) {
         // Doorbells are write-only.
         *byte = if page < u64::from(*bar0::UARS.start()) {
-            let real_time = timestamp::real_time(device.now, &device.options);
             let word = device.init_segment.read(at & !3, device.now, real_time);
             word.to_be_bytes()[(at & 3) as usize]
         } else {

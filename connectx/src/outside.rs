@@ -1,7 +1,7 @@
 //! The network outside of the process: packets that leave the fabric there, packets that come from there, and why some
 //! are dropped.
 //!
-//! Pairs with `fabric/outside.rs`. Whoever has the socket takes packets by [`Fabric::take_outgoing`] and gives
+//! Pairs with `fabric/outside.rs`. The caller, which has the socket, takes packets by [`Fabric::take_outgoing`] and gives
 //! packets to [`Fabric::receive_from_outside`], without IP, UDP and ICRC.
 //!
 //! [`Fabric::take_outgoing`]: crate::fabric::Fabric::take_outgoing
@@ -9,8 +9,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
+use uverbs_roce::cm::MAD;
 use uverbs_roce::opcodes::Operation;
 
 use crate::link::Flight;
@@ -22,13 +23,6 @@ pub const OUTGOING_BATCH: usize = 64;
 /// Management datagrams that wait for the connection manager at most.
 pub const MOST_MADS: usize = 256;
 
-/// Bytes of a management datagram.
-pub const MAD: usize = 256;
-/// Q_Key of the queue pair of general services: `IB_QP1_QKEY`.
-pub(crate) const GSI_QKEY: u32 = 0x8001_0000;
-/// QPN of general services.
-pub(crate) const GSI_QPN: u32 = 1;
-
 /// The opcodes of masked atomics, without the transport.
 const PRIVATE: [u8; 2] = [Operation::MaskedCompareSwap as u8, Operation::MaskedFetchAdd as u8];
 
@@ -39,8 +33,7 @@ pub(crate) fn is_private(packet: &[u8]) -> bool {
 
 /// The IP address that a GID of RoCE v2 stands for.
 pub(crate) fn address(gid: [u8; 16]) -> IpAddr {
-    let address = Ipv6Addr::from(gid);
-    address.to_ipv4_mapped().map_or(address.into(), IpAddr::from)
+    IpAddr::from(gid).to_canonical()
 }
 
 /// The GID of an IP address: an IPv4 address is IPv4-mapped.

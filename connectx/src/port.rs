@@ -5,8 +5,7 @@
 use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, roce_addr_layout};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
-use crate::link::Flight;
-use crate::path::{L3, Source};
+use crate::path::{L3, Path, Source};
 
 /// Entries of the RoCE address table, and of the GID table of an InfiniBand port.
 pub const GIDS: usize = 16;
@@ -61,10 +60,9 @@ impl TrafficByCast {
 
     /// Counts packets between queue pairs, ACKs and NAKs as well: *PortXmitPkts* and *PortXmitData* of the InfiniBand
     /// specification (PortCountersExtended) leave out link packets only.
-    pub(crate) fn add_packets(&mut self, flight: &Flight) {
-        let multicast = flight.path.is_multicast();
-        let cast = if multicast { &mut self.multicast } else { &mut self.unicast };
-        cast.add(flight.packets.into(), flight.octets);
+    pub(crate) fn add_packets(&mut self, path: &Path, packets: u32, octets: usize) {
+        let cast = if path.is_multicast() { &mut self.multicast } else { &mut self.unicast };
+        cast.add(packets.into(), octets);
     }
 
     /// The sum.

@@ -104,7 +104,7 @@ fn write(p: &mut Pair, index: u64, key: u32, address: u64) -> (u8, u8) {
     (code, if code == code::REQUEST_ERROR { cqe[55] } else { 0 })
 }
 
-/// What the driver of the data-direct function does when it binds.
+/// The commands of the data-direct function's driver when it binds.
 fn bind(driver: &mut Driver, on: bool) {
     driver.fabric.function(0).write(Region::DataDirect, 4, &[if on { 6 } else { 0 }, 0]);
 }

@@ -4,7 +4,8 @@ mod driver;
 
 use driver::Driver;
 use std::net::IpAddr;
-use uverbs_connectx::outside::{MAD, MOST_MADS, Mad, Unwelcome};
+use uverbs_connectx::outside::{MOST_MADS, Mad, Unwelcome};
+use uverbs_roce::cm::MAD;
 
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7));
 

@@ -228,7 +228,7 @@ impl Device {
                 flight.leave_in_place(in_place, packets);
                 flight.request = owner;
             }
-            self.rdma_sent.add_packets(&flight);
+            self.rdma_sent.add_packets(&flight.path, flight.packets, flight.octets);
             let holds = delay.is_some() || request && self.link.holds(qpn);
             if holds || !request && turn == Turn::Request {
                 flight.copy_payload(&self.memory);

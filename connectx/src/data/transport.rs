@@ -158,7 +158,7 @@ impl Device {
     ) -> bool {
         let taken = self.receive_packet(packet.bth.destination(), &flight.path, packet, in_place);
         if taken {
-            self.rdma_received.add_packets(flight);
+            self.rdma_received.add_packets(&flight.path, flight.packets, flight.octets);
         }
         taken
     }

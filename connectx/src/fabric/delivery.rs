@@ -213,7 +213,7 @@ impl Fabric {
         let device = self.functions[to].device_mut();
         let members = device.objects.multicast_groups.members(group);
         if !members.is_empty() {
-            device.rdma_received.add_packets(flight);
+            device.rdma_received.add_packets(&flight.path, flight.packets, flight.octets);
         }
         for qpn in members {
             // A sender that is a member of the group receives its own message, unless

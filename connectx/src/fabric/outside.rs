@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use uverbs_roce::cm::{MAD, QKEY, QPN};
 use uverbs_roce::headers::{Bth, Deth, Packet, PacketBuffer};
 use uverbs_roce::opcodes::{Opcode, Operation, Transport};
 use uverbs_roce::{Dropped, Psn};
@@ -13,8 +14,8 @@ use super::Fabric;
 use crate::link::Flight;
 use crate::options::PortType;
 use crate::outside::{
-    GSI_QKEY, GSI_QPN, MAD, MOST_MADS, MOST_OUTGOING, Mad, OUTGOING_BATCH, Outgoing, Outside,
-    Unwelcome, address, gid, is_private,
+    MOST_MADS, MOST_OUTGOING, Mad, OUTGOING_BATCH, Outgoing, Outside, Unwelcome, address, gid,
+    is_private,
 };
 use crate::path::{Destination, L3, Path, Route, Source, UNKNOWN_QPN};
 use crate::port::share_partition;
@@ -129,18 +130,20 @@ impl Fabric {
         };
         match packet.bth.destination() {
             0 => return Err(Unwelcome::NoQueuePair),
-            GSI_QPN => return self.take_in_mad(from, &packet),
+            QPN => return self.take_in_mad(from, &packet),
             _ => {}
         }
         let qpn = packet.bth.destination();
-        let flight = self.functions[number].device_mut().link.flight(qpn, path, bytes);
-        self.capture_packet(number, Some(number), &flight);
+        if self.capture.is_some() {
+            let flight = self.functions[number].device_mut().link.flight(qpn, path, bytes);
+            self.capture_packet(number, Some(number), &flight);
+            self.functions[number].device_mut().link.recycle(flight);
+        }
         let device = self.functions[number].device_mut();
         let handled = device.handle_packet(qpn, &path, &packet, None);
         if handled.is_ok() {
-            device.rdma_received.add_packets(&flight);
+            device.rdma_received.add_packets(&path, 1, bytes.len() + path.framing());
         }
-        device.link.recycle(flight);
         handled.map_err(|why| match why {
             Dropped::NoQueuePair(_) => Unwelcome::NoQueuePair,
             Dropped::Transport(_) => Unwelcome::Transport,
@@ -160,7 +163,7 @@ impl Fabric {
         if !share_partition(DEFAULT_PKEY, pkey) {
             return Err(Unwelcome::Partition);
         }
-        if deth.qkey.get() != GSI_QKEY {
+        if deth.qkey.get() != QKEY {
             return Err(Unwelcome::Qkey);
         }
         if outside.mads.len() >= MOST_MADS {
@@ -191,14 +194,14 @@ impl Fabric {
         }
         let opcode = Opcode { transport: Transport::Ud, operation: Operation::SendOnly };
         let mut buffer = PacketBuffer::default();
-        buffer.begin(&Bth::new(opcode, DEFAULT_PKEY, GSI_QPN, Psn::new(psn)));
-        buffer.header(&Deth::new(GSI_QKEY, GSI_QPN));
+        buffer.begin(&Bth::new(opcode, DEFAULT_PKEY, QPN, Psn::new(psn)));
+        buffer.header(&Deth::new(QKEY, QPN));
         buffer.payload(MAD).copy_from_slice(bytes);
         let device = self.functions[number].device_mut();
         let mut path = Path {
             destination: Destination::Gid(gid(to)),
             source_index: 0,
-            source_qpn: GSI_QPN,
+            source_qpn: QPN,
             sl: 0,
             source_port: 0,
             priority: 0,
@@ -206,7 +209,7 @@ impl Fabric {
             source: Source::default(),
         };
         path.source = device.source(&path);
-        let flight = device.link.flight(GSI_QPN, path, buffer.finish());
+        let flight = device.link.flight(QPN, path, buffer.finish());
         self.leave(number, flight);
     }
 }
