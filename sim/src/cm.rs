@@ -29,6 +29,7 @@ use path::Path;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// `RDMA_UDP_QKEY`.
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -86,8 +87,7 @@ impl Ports<'_> {
             let index = match driver.infiniband {
                 None => gids.iter().rposition(|entry| entry.gid == *gid)?,
                 Some(_) => {
-                    let is_it =
-                        |address: &std::net::IpAddr| Address::new(*address, 0).gid() == *gid;
+                    let is_it = |address: &IpAddr| Address::new(*address, 0).gid() == *gid;
                     addresses.iter().any(is_it).then_some(0)?
                 }
             };
@@ -127,9 +127,9 @@ impl Ports<'_> {
     /// The address from which a device reaches a peer.
     fn source_for(&self, device: usize, to: &Address) -> Option<Address> {
         let (interface, _) = self.get(device).ok()?;
-        let same = |address: &&std::net::IpAddr| address.is_ipv4() == to.ip.is_ipv4();
-        let link_local = |address: &std::net::IpAddr| Address::new(*address, 0).is_link_local();
-        let fits = |address: &&std::net::IpAddr| link_local(address) == to.is_link_local();
+        let same = |address: &&IpAddr| address.is_ipv4() == to.ip.is_ipv4();
+        let link_local = |address: &IpAddr| Address::new(*address, 0).is_link_local();
+        let fits = |address: &&IpAddr| link_local(address) == to.is_link_local();
         let found = interface.addresses.iter().filter(same).find(fits);
         Some(Address::new(*found.or_else(|| interface.addresses.iter().find(same))?, 0))
     }
@@ -546,14 +546,15 @@ impl Manager {
         worked
     }
 
-    /// Takes a MAD from outside of the fabric, which came from one address to another.
+    /// Takes a MAD from outside of the fabric, which came from an address to a port.
     pub(crate) fn receive(
         &mut self,
         now: u64,
-        (from, to): (Gid, Gid),
+        (from, to): (IpAddr, Gid),
         mad: &[u8],
         ports: Ports<'_>,
     ) -> Result<(), wire::Refused> {
+        let from = Address::new(from, 0).gid();
         let message = ports.decode((from, to), mad).inspect_err(|refused| {
             if let wire::Refused::Request(answer) = refused {
                 self.connections.send((**answer).clone());

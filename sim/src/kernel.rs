@@ -56,7 +56,6 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use uverbs_connectx::decisions::Decisions;
@@ -1058,8 +1057,7 @@ impl Kernel {
                 lost
             });
             for outgoing in self.cm.take_outgoing() {
-                let to = IpAddr::from(outgoing.to).to_canonical();
-                self.switch.send_mad(to, &outgoing.mad);
+                self.switch.send_mad(outgoing.to, &outgoing.mad);
             }
         }
         if self.is_crowded() {
@@ -1077,11 +1075,7 @@ impl Kernel {
             // One device has a way out, and one address.
             let to = self.drivers.first().and_then(|driver| driver.interface.gids.first());
             let Some(to) = to.map(|entry| entry.gid) else { continue };
-            let from = match mad.from {
-                IpAddr::V4(from) => from.to_ipv6_mapped().octets(),
-                IpAddr::V6(from) => from.octets(),
-            };
-            let taken = self.cm.receive(now, (from, to), &mad.bytes, Ports(&self.drivers));
+            let taken = self.cm.receive(now, (mad.from, to), &mad.bytes, Ports(&self.drivers));
             if let (Err(_), Some(transmitter)) = (taken, &mut self.transmitter) {
                 transmitter.refuse_mad();
             }

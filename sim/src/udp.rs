@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::outside::{OUTGOING_BATCH, Outgoing, Unwelcome};
+use uverbs_roce::Mtu;
 use uverbs_roce::datagram::{Ends, MAX_DATAGRAM, open, seal};
 use uverbs_roce::frame::NoPacket;
 use uverbs_uapi::port::ib_mtu;
@@ -198,7 +199,7 @@ fn is_of_one_port(address: IpAddr) -> bool {
     let other = match address {
         IpAddr::V4(address) => address.is_broadcast(),
         IpAddr::V6(address) => {
-            address.segments()[0] & 0xffc0 == 0xfe80 || address.to_ipv4_mapped().is_some()
+            address.is_unicast_link_local() || address.to_ipv4_mapped().is_some()
         }
     };
     !(other || address.is_unspecified() || address.is_multicast())
@@ -213,15 +214,10 @@ pub(crate) fn port_mtu(at: SocketAddr) -> Result<u8, FabricError> {
     // An interface that cannot be found, because there is no sysfs, is one of Ethernet.
     const ETHERNET: u32 = 1500;
     let mtu = interface_mtu(at.ip()).unwrap_or(ETHERNET);
-    let codes = [
-        (4096, ib_mtu::IB_MTU_4096),
-        (2048, ib_mtu::IB_MTU_2048),
-        (1024, ib_mtu::IB_MTU_1024),
-        (512, ib_mtu::IB_MTU_512),
-        (256, ib_mtu::IB_MTU_256),
-    ];
-    let fits = codes.into_iter().find(|(payload, _)| payload + HEADERS <= mtu);
-    fits.map(|(_, code)| code.0).ok_or(FabricError::UdpMtu(at, mtu))
+    let fits =
+        |code: &u8| Mtu::from_code(*code).is_some_and(|payload| payload.bytes() + HEADERS <= mtu);
+    let codes = ib_mtu::IB_MTU_256.0..=ib_mtu::IB_MTU_4096.0;
+    codes.rev().find(fits).ok_or(FabricError::UdpMtu(at, mtu))
 }
 
 /// The MTU of the interface that has an address.
@@ -451,7 +447,7 @@ mod tests {
     use super::*;
     use crate::fabric::Fabric;
     use std::time::Instant;
-    use uverbs_connectx::outside::MAD;
+    use uverbs_roce::cm::MAD;
 
     /// An address that no other test has, and a port that is not that of RoCE.
     fn at(host: u8) -> SocketAddr {

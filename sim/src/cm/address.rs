@@ -114,7 +114,7 @@ impl Address {
     }
 
     pub(crate) fn is_link_local(&self) -> bool {
-        matches!(self.ip, IpAddr::V6(ip) if ip.segments()[0] & 0xffc0 == 0xfe80)
+        matches!(self.ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
     }
 
     /// Whether a listener at this address hears requests to a GID because the address is unspecified. An unspecified

@@ -4,6 +4,7 @@
 //! `core/cma.c`. `uverbs_roce::cm` has the bytes; this file says what each field is for.
 
 use super::Ports;
+use super::address::Address;
 use super::connection::{ACK_TIMEOUT, REJ_INVALID_GID, REJ_INVALID_MTU, REJ_TIMEOUT};
 use super::connections::{SIDR_REJECT, refusal, sidr_answer};
 use super::message::{About, Body, Ece, Gid, Message, Service, Side, Terms, Transport};
@@ -20,7 +21,7 @@ const HOP_LIMIT: u8 = 64;
 /// A MAD for an address outside of the fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outgoing {
-    pub(crate) to: Gid,
+    pub(crate) to: IpAddr,
     pub(crate) mad: [u8; MAD],
 }
 
@@ -63,7 +64,7 @@ impl Ports<'_> {
         let guid = self.guid_outside(device, &message.from);
         let encoded = encode(message, guid, driver.pkey());
         let mad = mad::encode(message.transaction, &encoded);
-        Some(Outgoing { to: message.to, mad })
+        Some(Outgoing { to: ip(message.to), mad })
     }
 
     /// Decodes a MAD that came from one address to another.
@@ -90,6 +91,11 @@ impl Ports<'_> {
     }
 }
 
+/// The IP address of a GID.
+fn ip(gid: Gid) -> IpAddr {
+    Address::of_gid(&gid, 0).ip
+}
+
 /// Private data in its room, from a byte on; the rest is zero.
 fn fill<const N: usize>(data: &[u8], from: usize) -> [u8; N] {
     let mut room = [0; N];
@@ -99,7 +105,6 @@ fn fill<const N: usize>(data: &[u8], from: usize) -> [u8; N] {
 
 /// Private data behind the addresses of both ends.
 fn address<const N: usize>(message: &Message, service: &Service, data: &[u8]) -> [u8; N] {
-    let ip = |gid: Gid| IpAddr::from(gid).to_canonical();
     let source_port = service.source_port;
     let addressing =
         IpAddressing { source_port, source: ip(message.from), destination: ip(message.to) };
@@ -238,7 +243,6 @@ pub(super) fn encode(message: &Message, guid: u64, pkey: u16) -> mad::Message {
 /// has port space 0, where nobody listens.
 fn service(id: u64, private_data: &[u8], (from, to): (Gid, Gid)) -> (Service, bool) {
     let Some((space, port)) = mad::port_of(id) else { return (Service::default(), true) };
-    let ip = |gid: Gid| IpAddr::from(gid).to_canonical();
     match IpAddressing::decode(private_data) {
         Ok(IpAddressing { source_port, source, destination }) => {
             let fits = (source.to_canonical(), destination.to_canonical()) == (ip(from), ip(to));

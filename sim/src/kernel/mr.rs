@@ -107,6 +107,8 @@ const FEW: u64 = 64;
 const KNOWN: u32 = 0x3ff;
 /// `access_mode` of an mkey for device memory.
 const DEVICE_MEMORY: u64 = 5;
+/// Of a list of pages.
+const PAGES: u64 = 1;
 /// Of a list of parts of other mkeys, which have one size.
 const KSM: u64 = 3;
 /// Of another name for an mkey.
@@ -163,34 +165,58 @@ fn make(
     );
     // Before the list of its pages is made, which is as long as a program claims.
     let lent = kernel.lend(call, &[(start, length, writable)])?;
-    let (driver, _) = kernel.driver(call.file)?;
     let log = log_page_size(start, iova, length);
     let octowords = translations(start, length, log).div_ceil(2);
-    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
-    command.set(create_mkey_in::translations_octword_actual_size, octowords);
+    // Present, readable and writable.
+    let words = (0..octowords * 2).map(|entry| ((start >> log) + entry) << log | 3);
+    let list = List { pd, mode: PAGES, iova, length, log, octowords, access };
+    let (key, lent) = make_listed(kernel, call, list, words, lent)?;
+    Ok((Region { key, length, iova, start, access, is_device_memory: false, crossed: None }, lent))
+}
+
+/// An mkey with a list of pages.
+struct List {
+    pd: u32,
+    mode: u64,
+    /// The first address in requests.
+    iova: u64,
+    length: u64,
+    /// The size of a page, as a power of two.
+    log: u32,
+    /// The length of the list, in units of 16 bytes.
+    octowords: u64,
+    access: Access,
+}
+
+/// Creates an mkey with the words of its list; returns its key.
+fn make_listed(
+    kernel: &mut Kernel,
+    call: &Call<'_>,
+    list: List,
+    words: impl Iterator<Item = u64>,
+    lent: Lent,
+) -> Result<(u32, Lent)> {
+    let (driver, _) = kernel.driver(call.file)?;
     let variant = driver.next_variant();
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    command.set(create_mkey_in::translations_octword_actual_size, list.octowords);
     let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
-    grant(&mut context, access);
+    grant(&mut context, list.access);
     for (field, value) in [
-        (mkc::access_mode_1_0, 1),
+        (mkc::access_mode_1_0, list.mode),
         (mkc::mkey_7_0, variant.into()),
-        (mkc::pd, pd.into()),
-        (mkc::start_addr, iova),
-        (mkc::len, length),
-        (mkc::log_page_size, log.into()),
-        (mkc::translations_octword_size, octowords),
+        (mkc::pd, list.pd.into()),
+        (mkc::start_addr, list.iova),
+        (mkc::len, list.length),
+        (mkc::log_page_size, list.log.into()),
+        (mkc::translations_octword_size, list.octowords),
     ] {
         context.set(field, value);
     }
     let mut command = command.into_inner();
-    for entry in 0..octowords * 2 {
-        let page = ((start >> log) + entry) << log;
-        // Present, readable and writable.
-        command.extend((page | 3).to_be_bytes());
-    }
+    words.for_each(|word| command.extend(word.to_be_bytes()));
     let (answer, lent) = kernel.execute_with(call, &command, lent)?;
-    let key = Driver::created(&answer) << 8 | u32::from(variant);
-    Ok((Region { key, length, iova, start, access, is_device_memory: false, crossed: None }, lent))
+    Ok((Driver::created(&answer) << 8 | u32::from(variant), lent))
 }
 
 /// Grants rights to the holders of an mkey.
@@ -387,30 +413,10 @@ fn make_direct(
     let (driver, _) = kernel.driver(call.file)?;
     let DataDirect { pd, key } = driver.data_direct.ok_or(Errno::INVAL)?;
     let log = (start | iova).trailing_zeros().min(30);
-    let pages = length.div_ceil(1 << log);
-    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
-    command.set(create_mkey_in::translations_octword_actual_size, pages);
-    let variant = driver.next_variant();
-    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
-    grant(&mut context, access);
-    for (field, value) in [
-        (mkc::access_mode_1_0, KSM),
-        (mkc::mkey_7_0, variant.into()),
-        (mkc::pd, pd.into()),
-        (mkc::start_addr, iova),
-        (mkc::len, length),
-        (mkc::log_page_size, log.into()),
-        (mkc::translations_octword_size, pages),
-    ] {
-        context.set(field, value);
-    }
-    let mut command = command.into_inner();
-    for page in 0..pages {
-        command.extend(u64::from(key).to_be_bytes());
-        command.extend((start + (page << log)).to_be_bytes());
-    }
-    let (answer, lent) = kernel.execute_with(call, &command, lent)?;
-    Ok((Driver::created(&answer) << 8 | u32::from(variant), lent))
+    let octowords = length.div_ceil(1 << log);
+    let words = (0..octowords).flat_map(|page| [key.into(), start + (page << log)]);
+    let list = List { pd, mode: KSM, iova, length, log, octowords, access };
+    make_listed(kernel, call, list, words, lent)
 }
 
 /// Creates another name, in a program's PD, for a key: `reg_create_crossing_vhca_mr`. Its addresses begin at zero.

@@ -1,4 +1,4 @@
-//! What comes from outside of the process: requests that do not fit their sender, floods, and noise.
+//! Messages from outside of the process: requests that do not fit their sender, floods, and noise.
 
 use super::super::connections::MAX_CONNECTIONS;
 use super::super::message::{Body, Gid, Message, Service, Terms, Transport};
@@ -46,17 +46,21 @@ impl Host {
         &mut self.kernel.cm
     }
 
-    fn receive(&mut self, ends: (Gid, Gid), mad: &[u8]) -> Result<(), Refused> {
+    fn receive(&mut self, (from, to): (Gid, Gid), mad: &[u8]) -> Result<(), Refused> {
         let Host { kernel, .. } = self;
-        kernel.cm.receive(0, ends, mad, Ports(&kernel.drivers))
+        let from = Address::of_gid(&from, 0).ip;
+        kernel.cm.receive(0, (from, to), mad, Ports(&kernel.drivers))
     }
 
-    /// What leaves for address A.
+    /// The messages that leave for address A.
     fn answers(&mut self) -> Vec<Message> {
         let Host { kernel, .. } = self;
         kernel.cm.run(0, Ports(&kernel.drivers), |_, _| false);
         let outgoing = kernel.cm.take_outgoing().into_iter();
-        outgoing.filter(|mad| mad.to == A).map(|mad| message(&mad.mad, (B, A))).collect()
+        outgoing
+            .filter(|mad| mad.to == Address::of_gid(&A, 0).ip)
+            .map(|mad| message(&mad.mad, (B, A)))
+            .collect()
     }
 
     /// The reason with which a request from A to B is refused.
