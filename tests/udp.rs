@@ -451,7 +451,7 @@ fn each_kind_of_foreign_packet_is_dropped_and_counted() -> Result<()> {
     assert_eq!((length, malformed, qkey, management, address), (3, 2, 1, 1, 1), "{counters:?}");
     assert_eq!((link, counters.received), (0, 0));
     assert_eq!(b.bytes(0, 64)?, [7; 64]);
-    // A write from the peer's address with the right PSN, partition and key is the peer's, whoever sends it, and
+    // A write from the peer's address with the right PSN, partition and key is the peer's, from any sender, and
     // whatever the identification is.
     neighbour.send(&packet(RC_WRITE_ONLY, 0xffff, qpn, psn, &write), 0x1234, at)?;
     assert_eq!(counted(&b, 14)?.received, 1);

@@ -414,7 +414,7 @@ impl Drop for Other {
     }
 }
 
-/// What the second process does; without orders nothing.
+/// The second process by its orders; without them it does nothing.
 #[test]
 fn the_second_process() -> Result<()> {
     let Ok(orders) = std::env::var(ORDERS) else { return Ok(()) };

@@ -230,7 +230,7 @@ pub struct Rej {
     pub reason: u16,
     /// Bytes of `info` that count: at most 72.
     pub info_length: u8,
-    /// What the reason refers to: with the reason of a timeout the GUID of the sender's device.
+    /// Additional information on the reason: on a timeout the GUID of the sender's device.
     pub info: [u8; 72],
     /// Private data.
     pub private_data: [u8; 148],
@@ -327,7 +327,7 @@ pub struct SidrRep {
     pub qkey: u32,
     /// Bytes of `info` that count: at most 72.
     pub info_length: u8,
-    /// What the status refers to.
+    /// Additional information on the status.
     pub info: [u8; 72],
     /// Private data.
     pub private_data: [u8; 136],
@@ -360,7 +360,7 @@ pub enum Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BadMad {
-    /// They are not 256.
+    /// Another number of bytes than 256.
     Length(usize),
     /// A field of the header has another value than a message of the connection manager has.
     Header(&'static str, u16),

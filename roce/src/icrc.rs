@@ -74,7 +74,7 @@ const fn product(a: u32, mut b: u32) -> u32 {
     sum
 }
 
-/// What takes 1, 2, 4 and so on bytes of zeros off the end of a CRC: powers of 1/x.
+/// Factors that take 1, 2, 4 and so on bytes of zeros off the end of a CRC: powers of 1/x.
 const UNDO: [u32; 17] = {
     let (mut undo, mut bit) = ([ONE; 17], 0);
     while bit < 8 {

@@ -130,7 +130,7 @@ impl Core {
                 (due, blocked)
             };
             if more {
-                // Whoever waits for the kernel's lock gets it.
+                // A caller that waits for the kernel's lock gets it.
                 std::thread::yield_now();
             } else {
                 // Leaves the program time for calls between two runs, however late the timer is.

@@ -166,7 +166,7 @@ fn addresses_of_both_families_lead_the_private_data() {
 fn a_service_is_a_port_space_and_a_port() {
     assert_eq!(service_id(0x0106, 4791), 0x0000_0000_0106_12b7);
     assert_eq!(port_of(0x0000_0000_0106_12b7), Some((0x0106, 4791)));
-    // Service IDs of others: of the subnet administrator, of an operating system, of nobody.
+    // Service IDs of others: of the subnet administrator, of an operating system, of no service.
     for id in [0x12b7, 0x0001_0106_12b7, 0x0200_0000_0000_0000, u64::MAX] {
         assert_eq!(port_of(id), None, "{id:#x}");
     }

@@ -55,7 +55,7 @@ const fn nanoseconds(timeout: u8) -> u64 {
 }
 
 /// The same of a time that a peer chose: neither does it hold a connection for hours, nor does one request have many
-/// answers at once, which go to whoever it names as its sender.
+/// answers at once, which go to the address that it names as its sender.
 fn peers_nanoseconds(timeout: u8) -> u64 {
     nanoseconds(timeout.clamp(PACKET_LIFE_TIME, LONGEST_TIMEOUT))
 }

@@ -76,7 +76,7 @@ pub(crate) enum Body {
     },
 }
 
-/// What a request says about the path and about messages of the connection manager.
+/// The path of a request, and its times and retries of messages of the connection manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// `enum ib_mtu` of the path.

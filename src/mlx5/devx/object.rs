@@ -114,7 +114,7 @@ impl DevxObject {
     ///
     /// The [number](super::Umem::id) of an imported umem is the word of the process that exported it: the kernel tells
     /// that there is a umem of its handle, not which number firmware knows it by, and firmware takes the number of any
-    /// umem of the file. Whoever passes it vouches that it came from that umem's owner, who keeps the memory, and does
+    /// umem of the file. The caller promises that it came from that umem's owner, who keeps the memory, and does
     /// not borrow it while the device may write it. `keeps` holds the import alone; firmware refuses to deregister a
     /// umem while an object is in it, so that the kernel keeps the pages that long.
     ///

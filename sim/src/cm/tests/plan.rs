@@ -164,7 +164,7 @@ impl Run {
                 self.ends[end].seen.remove(&number);
             }
             Action::Die => {
-                // What it knew is gone, and what it would do; its address has another process.
+                // Its connections and plans are gone; another process has its address.
                 let last = self.dice.below(1 << 32) as u32;
                 self.ends[end].table = new_table(last);
                 self.ends[end].seen.clear();
@@ -302,7 +302,7 @@ impl Run {
                 let is_query = seen.is_query && !seen.active;
                 assert!(over || is_query || seen.confirmed, "seed {seed}: {seen:?}");
                 assert!(seen.answers <= 1 && seen.established <= 1, "seed {seed}: {seen:?}");
-                // What was established has ended, on either side, once.
+                // Each end that was established has ended once.
                 let was = seen.confirmed || seen.established == 1;
                 let ended = seen.disconnected == 1 || seen.disconnected == 0 && !was;
                 assert!(

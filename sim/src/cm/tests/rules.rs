@@ -113,7 +113,7 @@ fn a_peer_cannot_ask_for_more_than_a_minute() {
     let (number, _) = pair.b.next_report().unwrap();
     pair.b.accept(0, number, Side::default()).unwrap();
     assert!((65..68).contains(&(pair.b.deadline().unwrap() / SECOND)));
-    // Nor have many answers sent at once, to whoever it names.
+    // Nor have many answers sent at once, to the address that it names.
     pair.b.destroy(0, number);
     let Body::Req { side, terms, .. } = &mut request.body else { panic!("no REQ") };
     side.qpn += 1;

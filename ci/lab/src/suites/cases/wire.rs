@@ -68,7 +68,7 @@ fn pingpongs() -> Vec<Case> {
     cases
 }
 
-/// What `tc netem` does to each packet, and the messages of a ping-pong under it: soft-RoCE waits for a timeout of 67
+/// Parameters of `tc netem`, and the messages of a ping-pong under it: soft-RoCE waits for a timeout of 67
 /// ms whenever packets change places, as it does with soft-RoCE at the other end.
 const WEATHER: [(&str, &str, u32); 4] = [
     ("loss", "loss 3%", 50),
@@ -100,8 +100,7 @@ const PARTS: [&str; 8] =
 const NOT_OF_BOTH: &str = "--skip masked --skip atomic_write --skip null_region --skip flush_of --skip multicast_ \
                            --skip dropped_address_handle --skip after_a_change_of_credentials --skip xrc::";
 
-/// Runs one of them. What soft-RoCE does against itself is in the suite's expectations, and here it may do nothing
-/// else.
+/// Runs one of them. The suite's expectations are those of soft-RoCE at both ends.
 fn suite(side: &str, part: &str) -> Case {
     case(
         &format!("suite::side_{side}::{}", part.trim_end_matches(':')),
