@@ -83,10 +83,16 @@ impl Summary {
 /// Sections by a reason and the names of the tests that were skipped for it.
 type Skips<'s> = BTreeMap<(&'s str, Vec<&'s str>), Vec<&'s str>>;
 
-/// Skips, failures and counts; with `{:#}` only the count of everything.
+/// Skips, failures and counts; with `{:#}` only the names of what failed and the count of everything.
 impl fmt::Display for Summary {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         if to.alternate() {
+            for section in &self.sections {
+                let failed = |report: &&Report| matches!(report.outcome, TestOutcome::Failed(_));
+                for report in section.reports.iter().filter(failed) {
+                    writeln!(to, "FAILED {}: {}", section.name, report.name)?;
+                }
+            }
             return write!(to, "{}", self.counts());
         }
         for ((reason, names), sections) in self.skips() {
@@ -150,6 +156,7 @@ mod tests {
         assert_eq!(text.lines().last(), Some("2 passed, 1 failed, 1 skipped"));
         assert!(text.contains("skipped 6.1 rxe: [odp] none: b\n"));
         assert!(text.contains("FAILED 6.1 rxe: c\n    boom\n"));
+        assert_eq!(format!("{summary:#}"), "FAILED 6.1 rxe: c\n2 passed, 1 failed, 1 skipped");
         assert!(summary.failed());
     }
 
