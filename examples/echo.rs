@@ -36,7 +36,7 @@ async fn echo(channel: AsyncEventChannel, request: ConnectRequest) -> Result<()>
     // The connection is dropped when the client closes it, which ends the inbox.
     tokio::spawn(async move { connection.disconnected().await });
     while let Ok(message) = inbox.next().await {
-        qp.send(message.buffer).await?;
+        qp.send(message.memory).await?;
     }
     Ok(())
 }
@@ -56,7 +56,7 @@ async fn talk() -> Result<()> {
         let buffer = pool.copy(text.as_bytes())?;
         qp.send(buffer).await?;
         let answer = inbox.next().await?;
-        println!("{}", String::from_utf8_lossy(&answer.buffer));
+        println!("{}", String::from_utf8_lossy(&answer.memory));
     }
     Ok(())
 }

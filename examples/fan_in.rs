@@ -57,8 +57,8 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
         let message = inbox.next().await?;
         let (id, _) = servers.get(&message.outcome.qpn).ok_or("an unknown queue pair")?;
         let expected = [id.to_be_bytes(), u32::to_be_bytes(next[*id as usize])].concat();
-        if *message.buffer != expected {
-            return Err(format!("client {id} says {:?}", &*message.buffer).into());
+        if *message.memory != expected {
+            return Err(format!("client {id} says {:?}", &*message.memory).into());
         }
         next[*id as usize] += 1;
     }

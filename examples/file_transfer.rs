@@ -135,8 +135,8 @@ async fn receive(path: &str, listener: TcpListener) -> Result<()> {
         if u64::from(piece) != written / PIECE as u64 {
             return Err(format!("piece {piece} comes out of turn").into());
         }
-        file.write_all_at(&message.buffer, written)?;
-        written += message.buffer.len() as u64;
+        file.write_all_at(&message.memory, written)?;
+        written += message.memory.len() as u64;
         progress.show(written);
     }
     stream.write_u8(b'D').await?;

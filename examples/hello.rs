@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut answers = client.inbox(&client_pool, 4);
     client.send_inline(b"hello, peer").await?;
     let request = requests.next().await?;
-    server.send(request.buffer).await?; // The queue has the buffer until the device is done with it.
-    println!("{}", String::from_utf8_lossy(&answers.next().await?.buffer));
+    server.send(request.memory).await?; // The queue has the buffer until the device is done with it.
+    println!("{}", String::from_utf8_lossy(&answers.next().await?.memory));
     Ok(())
 }

@@ -81,7 +81,7 @@ async fn serve(
     let mut inbox = server.inbox(&pool, DEPTH as usize / 2);
     for _ in 0..messages {
         let message = inbox.next().await?;
-        server.send(message.buffer).await?;
+        server.send(message.memory).await?;
     }
     Ok(())
 }
@@ -98,7 +98,7 @@ async fn ask(
     for number in 0..messages {
         client.send(pool.copy(&number.to_ne_bytes())?).await?;
         let answer = inbox.next().await?;
-        if answer.buffer[..] != number.to_ne_bytes() {
+        if answer.memory[..] != number.to_ne_bytes() {
             return Err(format!("the answer to message {number} is another's").into());
         }
     }

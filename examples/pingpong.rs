@@ -141,7 +141,7 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
                 // The answer may arrive before the acknowledgement.
                 false => {
                     let (sent, answer) = tokio::join!(send, inbox.next());
-                    if answer?.buffer.len() != size {
+                    if answer?.memory.len() != size {
                         return Err("a message of another length".into());
                     }
                     sent?.memory

@@ -77,9 +77,9 @@ mod worker;
 
 pub use cq::AsyncCompletionQueue;
 pub use driver::{Driver, Readiness};
-pub use inbox::{Inbox, Message};
+pub use inbox::Inbox;
 pub use locking::Locking;
-pub use op::{AtomicOp, Finished, Op, OpError, OpErrorKind, Request, Transfer};
+pub use op::{AtomicOp, Op, OpError, OpErrorKind, Request, Transfer};
 pub use post_all::PostAll;
 pub use qp::AsyncQueuePair;
 pub use srq::AsyncSharedReceiveQueue;

@@ -176,7 +176,7 @@ mod scope;
 mod srq;
 
 pub use buffer::{Buffer, BufferError, BufferPool, BufferPoolBuilder, SharedBuffer};
-pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
+pub use completion::{Finished, Outcome, VisitedCompletion};
 pub(crate) use cq::Visit;
 pub use cq::{OwnedCompletionQueue, OwnedCompletions};
 #[cfg(test)]

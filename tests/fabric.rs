@@ -629,7 +629,7 @@ fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
         let server = tokio::spawn(async move {
             for _ in 0..ROUNDS {
                 let message = to_b.next().await?;
-                b.send(message.buffer).await?;
+                b.send(message.memory).await?;
             }
             Result::Ok(())
         });
@@ -637,7 +637,7 @@ fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
         for _ in 0..ROUNDS {
             let (sent, answer) = tokio::join!(a.send(buffer), to_a.next());
             buffer = sent?.memory;
-            assert_eq!(&answer?.buffer[..], b"hi");
+            assert_eq!(&answer?.memory[..], b"hi");
         }
         server.await?
     })

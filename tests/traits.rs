@@ -3,7 +3,7 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use uverbs::aio;
 use uverbs::owned::{
-    Buffer, BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedRecvBatch,
+    Buffer, BufferPool, Finished, Memory, OwnedCompletionQueue, OwnedQueuePair, OwnedRecvBatch,
     OwnedSendBatch, OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
 };
 use uverbs::{
@@ -92,7 +92,7 @@ const _: () = {
     shared::<BufferPool>();
     shared::<SharedBuffer>();
     shared::<RegionSlice>();
-    shared::<OwnedCompletion<u64>>();
+    shared::<Finished<Memory, u64>>();
     shared::<OwnedQueuePair<u64>>();
     shared::<OwnedQueuePair<u64, Exclusive>>();
     shared::<OwnedCompletionQueue<u64>>();

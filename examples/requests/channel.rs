@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
-use uverbs::aio::{AsyncQueuePair, Inbox, Message};
+use uverbs::aio::{AsyncQueuePair, Inbox};
 use uverbs::owned::{Buffer, BufferPool};
 use uverbs::{Device, ProtectionDomain, Remote, Rkey};
 
@@ -212,7 +212,7 @@ impl Channel {
             let patience = if posted < DEPTH { SOON } else { Duration::MAX };
             let Ok(message) = timeout(patience, inbox.next()).await else { continue };
             told -= 1;
-            let (kind, id, body) = self.parse(message?)?;
+            let (kind, id, body) = self.parse(message?.memory)?;
             if kind == Kind::Taken as u8 {
                 let number = body.first_chunk().map(|number| u32::from_be_bytes(*number));
                 drop(lock(&self.0.offered).remove(&number.ok_or("a frame without a body")?));
@@ -228,7 +228,7 @@ impl Channel {
     }
 
     /// Takes a frame apart.
-    fn parse(&self, Message { mut buffer, .. }: Message) -> Result<(u8, u32, Buffer)> {
+    fn parse(&self, mut buffer: Buffer) -> Result<(u8, u32, Buffer)> {
         let word = |at: usize| {
             let bytes = buffer.get(at..at + 4).and_then(|bytes| bytes.first_chunk().copied());
             bytes.map(u32::from_be_bytes).ok_or("a frame without a header")

@@ -808,8 +808,9 @@ impl AsyncConnection {
     /// The next message, or the end:
     ///
     /// ```no_run
-    /// # use uverbs::aio::{Inbox, Message, cm::AsyncConnection};
-    /// # async fn f(inbox: &mut Inbox, connection: &AsyncConnection) -> Result<Option<Message>, Box<dyn std::error::Error>> {
+    /// # use uverbs::aio::{Inbox, cm::AsyncConnection};
+    /// # use uverbs::owned::{Buffer, Finished};
+    /// # async fn f(inbox: &mut Inbox, connection: &AsyncConnection) -> Result<Option<Finished<Buffer>>, Box<dyn std::error::Error>> {
     /// use std::future::poll_fn;
     /// use std::task::Poll;
     ///

@@ -3,12 +3,12 @@
 use super::inflight::{Admission, Side, Ticket};
 use super::list::Posted;
 use super::locking::Locking;
-use super::op::{Finished, OpError, OpErrorKind, OpResult};
+use super::op::{OpError, OpErrorKind, OpResult};
 use super::qp::AsyncQueuePair;
 use super::queue::{Posting, Queue, Refill};
 use super::srq::AsyncSharedReceiveQueue;
 use crate::first_panic::FirstPanic;
-use crate::owned::{Buffer, BufferPool, Outcome};
+use crate::owned::{Buffer, BufferPool, Finished};
 use crate::pd::Shared;
 use crate::qp::QpState;
 use crate::wr::PostError;
@@ -21,17 +21,6 @@ use std::task::{Context, Poll, Waker, ready};
 /// instructions there, and 90 alone.
 const BATCH: usize = 32;
 
-/// A message that was received.
-#[derive(Debug)]
-pub struct Message {
-    /// The message, at its length; empty after a write with immediate data, whose bytes the peer wrote
-    /// elsewhere. On a UD queue pair the first 40 bytes are the global route header, or zeros if there was none.
-    /// When the buffer is dropped it goes back to its pool.
-    pub buffer: Buffer,
-    /// How the receive ended.
-    pub outcome: Outcome,
-}
-
 /// A stream of received messages, in the order in which they arrive. The inbox keeps receives posted, into
 /// buffers of a pool.
 ///
@@ -39,6 +28,10 @@ pub struct Message {
 /// depth says when no other message is there. While others are, up to a quarter of the depth, or 31, may be missing. A
 /// peer that counts on receives gets credit for that many fewer, or the program calls [`fill`](Self::fill) before it
 /// grants credit.
+///
+/// A message is as long as the peer sent it; after a write with immediate data, whose bytes the peer wrote elsewhere,
+/// it is empty. On a UD queue pair its first 40 bytes are the global route header, or zeros if there was none. A
+/// dropped message's buffer goes back to its pool.
 ///
 /// Made by [`AsyncQueuePair::inbox`] and [`AsyncSharedReceiveQueue::inbox`], which post the first receives at once,
 /// unless the queue pair is in state [`RESET`](crate::QpState::RESET). A queue pair has one inbox, and no other
@@ -51,7 +44,7 @@ pub struct Message {
 /// let mut inbox = qp.inbox(pool, 16);
 /// loop {
 ///     let message = inbox.next().await?;
-///     println!("{} bytes", message.buffer.len());
+///     println!("{} bytes", message.memory.len());
 /// }
 /// # }
 /// ```
@@ -70,7 +63,7 @@ pub struct Inbox<S: Locking = Shared> {
     /// Why no more messages come; `None` while they may.
     ended: Option<OpErrorKind>,
     /// The end of a receive that `poll_next` has still to return, should code of the program panic meanwhile.
-    arrived: Option<Result<Message, OpError<Buffer>>>,
+    arrived: Option<Result<Finished<Buffer>, OpError<Buffer>>>,
 }
 
 impl<S: Locking> AsyncQueuePair<S> {
@@ -108,7 +101,7 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// loop {
     ///     let message = inbox.next().await?;
     ///     if let Some(client) = clients.iter().find(|qp| qp.qpn() == message.outcome.qpn) {
-    ///         client.send(message.buffer).await?;
+    ///         client.send(message.memory).await?;
     ///     }
     /// }
     /// # }
@@ -247,8 +240,8 @@ impl<S: Locking> Inbox<S> {
     /// The first message of several inboxes, with the number of its inbox:
     ///
     /// ```no_run
-    /// # use uverbs::{aio::{Inbox, Message, OpError}, owned::Buffer};
-    /// # async fn f(mut inboxes: Vec<Inbox>) -> Result<(usize, Message), OpError<Buffer>> {
+    /// # use uverbs::{aio::{Inbox, OpError}, owned::{Buffer, Finished}};
+    /// # async fn f(mut inboxes: Vec<Inbox>) -> Result<(usize, Finished<Buffer>), OpError<Buffer>> {
     /// use std::future::poll_fn;
     /// use std::task::Poll;
     ///
@@ -263,7 +256,10 @@ impl<S: Locking> Inbox<S> {
     /// first.await
     /// # }
     /// ```
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
+    pub fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Finished<Buffer>, OpError<Buffer>>> {
         self.waker.clone_from(cx.waker());
         match self.take_first() {
             Some(message) => self.return_message(message, cx.waker()),
@@ -273,23 +269,23 @@ impl<S: Locking> Inbox<S> {
 
     /// The message of the first receive of a queue pair, if it is in its slot.
     #[inline(always)]
-    fn take_first(&mut self) -> Option<Message> {
+    fn take_first(&mut self) -> Option<Finished<Buffer>> {
         if self.is_of_srq() || self.arrived.is_some() {
             return None;
         }
         let first = self.posted.first()?;
-        let (buffer, outcome) = self.queue.take_received(first)?;
+        let (memory, outcome) = self.queue.take_received(first)?;
         self.posted.pop_first(first);
-        Some(Message { buffer, outcome })
+        Some(Finished { memory, tag: (), outcome })
     }
 
     /// Returns a message, with receives posted in place of those of earlier ones.
     #[inline(always)]
     fn return_message(
         &mut self,
-        message: Message,
+        message: Finished<Buffer>,
         waker: &Waker,
-    ) -> Poll<Result<Message, OpError<Buffer>>> {
+    ) -> Poll<Result<Finished<Buffer>, OpError<Buffer>>> {
         // No code of the program runs unless there is no room, or others wait.
         let is_done = !self.has_to_post()
             || self.ticket.is_none()
@@ -306,7 +302,7 @@ impl<S: Locking> Inbox<S> {
     /// The same for any end, which [`arrived`](Self::arrived) keeps meanwhile: a waker that panics costs none.
     #[cold]
     #[inline(never)]
-    fn return_arrived(&mut self, waker: &Waker) -> Poll<Result<Message, OpError<Buffer>>> {
+    fn return_arrived(&mut self, waker: &Waker) -> Poll<Result<Finished<Buffer>, OpError<Buffer>>> {
         if matches!(self.arrived, Some(Ok(_))) && self.has_to_post() {
             self.post(waker);
         }
@@ -315,7 +311,7 @@ impl<S: Locking> Inbox<S> {
 
     /// As [`poll_next`](Self::poll_next), for any message or none.
     #[inline(never)]
-    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<Message, OpError<Buffer>>> {
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<Finished<Buffer>, OpError<Buffer>>> {
         if self.arrived.is_some() {
             return self.return_arrived(waker);
         }
@@ -327,8 +323,7 @@ impl<S: Locking> Inbox<S> {
         }
         let Some(end) = ready!(self.poll_end(waker)) else { return Poll::Pending };
         let broken = end.as_ref().err().map(|failed| failed.kind);
-        self.arrived =
-            Some(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }));
+        self.arrived = Some(end);
         if let Some(kind) = broken {
             self.end_if_broken(kind);
         }
@@ -383,7 +378,7 @@ impl<S: Locking> Inbox<S> {
     /// [`OpError`] when the connection is broken. Every later call fails with [`OpErrorKind::Earlier`], which
     /// has the status of the first failure, or with [`OpErrorKind::DriverGone`]. On a shared receive queue a
     /// receive that fails does not end the stream.
-    pub async fn next(&mut self) -> Result<Message, OpError<Buffer>> {
+    pub async fn next(&mut self) -> Result<Finished<Buffer>, OpError<Buffer>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 }

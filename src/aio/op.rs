@@ -5,7 +5,7 @@ use super::locking::Locking;
 use super::queue::{PostFailure, Queue, Tried, Turn, end_of_sent};
 use crate::error::{Error, debug_is_sentence};
 use crate::first_panic::FirstPanic;
-use crate::owned::{Buffer, Lend, Outcome};
+use crate::owned::{Buffer, Finished, Lend, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
 use crate::wr::{PostError, Remote, SendWr};
@@ -149,15 +149,6 @@ enum Stage<R> {
     Failed(OpErrorKind),
     /// The future has returned how the request ended.
     Over,
-}
-
-/// A request that succeeded.
-#[derive(Debug)]
-pub struct Finished<L> {
-    /// The memory that the request worked on. After a receive, a [`Buffer`] is as long as its message.
-    pub memory: L,
-    /// How the request ended.
-    pub outcome: Outcome,
 }
 
 /// A request that failed.
@@ -487,7 +478,7 @@ impl<L: Lend, S: Locking, R: Request> Future for Op<L, S, R> {
 #[inline(always)]
 pub(super) fn from_memory<L>(end: OpResult<L>) -> OpResult<L> {
     match parts(end) {
-        (Some(memory), Ok(outcome)) => Ok(Finished { memory, outcome }),
+        (Some(memory), Ok(outcome)) => Ok(Finished { memory, tag: (), outcome }),
         (memory, Err(kind)) => Err(OpError { memory, kind }),
         (None, Ok(_)) => Err(OpError { memory: None, kind: OpErrorKind::DriverGone }),
     }
@@ -496,7 +487,7 @@ pub(super) fn from_memory<L>(end: OpResult<L>) -> OpResult<L> {
 #[inline(never)]
 fn parts<L>(end: OpResult<L>) -> (Option<L>, Result<Outcome, OpErrorKind>) {
     match end {
-        Ok(Finished { memory, outcome }) => (Some(memory), Ok(outcome)),
+        Ok(Finished { memory, outcome, .. }) => (Some(memory), Ok(outcome)),
         Err(OpError { memory, kind }) => (memory, Err(kind)),
     }
 }

@@ -4,13 +4,14 @@ use super::driver::DriverHandle;
 use super::inflight::{Fate, Inflight, InflightKey, OpProgress, OpTag, Side, Ticket};
 use super::list::Posted;
 use super::locking::{Locking, TakenOver};
-use super::op::{Finished, Kind, OpError, OpErrorKind, OpResult, Request, Transfer};
+use super::op::{Kind, OpError, OpErrorKind, OpResult, Request, Transfer};
 use crate::first_panic::FirstPanic;
 use crate::lending::loan_table::{RECV, ReturnedLoan, WrIds};
 use crate::lending::waiting::Waiting;
 use crate::owned::{
-    AskedMemory, Buffer, BufferPool, Lend, Lent, Memory, NamedBytes, Outcome, OwnedQueuePair,
-    OwnedRecvBatch, OwnedSendBatch, OwnedSharedReceiveQueue, PushError, open_buffer,
+    AskedMemory, Buffer, BufferPool, Finished, Lend, Lent, Memory, NamedBytes, Outcome,
+    OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch, OwnedSharedReceiveQueue, PushError,
+    open_buffer,
 };
 use crate::sync::lock::AnyLock;
 use crate::wc::WcOpcode;
@@ -756,7 +757,7 @@ impl<L: Lend, R: Request> List<'_, R, L> {
 #[inline(always)]
 fn end<L: Lend>(memory: Memory, outcome: Outcome) -> OpResult<L> {
     match (L::back(memory), outcome.is_success()) {
-        (Some(memory), true) => Ok(Finished { memory, outcome }),
+        (Some(memory), true) => Ok(Finished { memory, tag: (), outcome }),
         (memory, false) => Err(OpError { memory, kind: OpErrorKind::Status(outcome.status) }),
         (None, true) => Err(OpError { memory: None, kind: OpErrorKind::DriverGone }),
     }
@@ -766,7 +767,7 @@ fn end<L: Lend>(memory: Memory, outcome: Outcome) -> OpResult<L> {
 #[inline(always)]
 pub(super) fn end_of_sent<L: Lend>(buffer: Buffer, outcome: Outcome) -> OpResult<L> {
     match L::back(Memory::Buffer(buffer)) {
-        Some(memory) => Ok(Finished { memory, outcome }),
+        Some(memory) => Ok(Finished { memory, tag: (), outcome }),
         None => Err(OpError { memory: None, kind: OpErrorKind::DriverGone }),
     }
 }

@@ -2,18 +2,18 @@
 //! and the like.
 
 use super::cm::{AsyncConnection, AsyncListener};
-use super::inbox::{Inbox, Message};
+use super::inbox::Inbox;
 use super::locking::Locking;
 use super::op::OpError;
 use crate::cm::{ConnectRequest, ConnectionEvent};
-use crate::owned::Buffer;
+use crate::owned::{Buffer, Finished};
 use futures_core::{FusedStream, Stream};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// Ends after the error that says why no more messages come.
 impl<S: Locking> Stream for Inbox<S> {
-    type Item = Result<Message, OpError<Buffer>>;
+    type Item = Result<Finished<Buffer>, OpError<Buffer>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.is_over() {

@@ -269,8 +269,8 @@ impl Events {
     /// A message, or an event of the device that ends the wait for it:
     ///
     /// ```no_run
-    /// # use uverbs::{AsyncEvent, aio::{Inbox, Message, tokio::Events}};
-    /// # async fn f(events: &mut Events, inbox: &mut Inbox) -> Result<Message, Box<dyn std::error::Error>> {
+    /// # use uverbs::{AsyncEvent, aio::{Inbox, tokio::Events}, owned::{Buffer, Finished}};
+    /// # async fn f(events: &mut Events, inbox: &mut Inbox) -> Result<Finished<Buffer>, Box<dyn std::error::Error>> {
     /// use std::future::poll_fn;
     /// use std::task::Poll;
     ///

@@ -11,13 +11,13 @@ use std::fmt;
 
 /// A request that is over, with the memory that it worked on.
 ///
-/// From [`OwnedCompletionQueue::poll`](super::OwnedCompletionQueue::poll).
+/// A [poll](super::OwnedCompletionQueue::poll) of owned queues returns `Finished<Memory, T>`. The value of a future is
+/// `Finished<M>`, and its request succeeded.
 #[derive(Debug)]
-#[must_use = "it holds the memory of the request"]
-pub struct OwnedCompletion<T> {
-    /// What the request worked on.
-    pub memory: Memory,
-    /// What the request was pushed with.
+pub struct Finished<M, T = ()> {
+    /// The memory that the request worked on. After a future's receive, a [`Buffer`] is as long as its message.
+    pub memory: M,
+    /// The value that the request was pushed with; nothing for a future's.
     pub tag: T,
     /// How the request ended.
     pub outcome: Outcome,
@@ -173,10 +173,10 @@ impl<'c, T> VisitedCompletion<'c, T> {
     }
 
     /// Memory, tag and a copy of the completion, to keep.
-    pub fn into_owned(self) -> Option<OwnedCompletion<T>> {
+    pub fn into_owned(self) -> Option<Finished<Memory, T>> {
         let outcome = self.outcome();
         let (memory, tag) = memory_and_tag(self.loan.take())?;
-        Some(OwnedCompletion { memory, tag, outcome })
+        Some(Finished { memory, tag, outcome })
     }
 }
 
@@ -192,10 +192,10 @@ impl<T: fmt::Debug> fmt::Debug for VisitedCompletion<'_, T> {
 /// How a request ended: a [`Completion`], copied.
 ///
 /// ```no_run
-/// use uverbs::owned::{Outcome, OwnedCompletion};
+/// use uverbs::owned::{Finished, Memory, Outcome};
 ///
 /// /// Whatever was received, in a buffer as long as the longest message.
-/// fn received(done: OwnedCompletion<u64>) {
+/// fn received(done: Finished<Memory, u64>) {
 ///     let outcome: Outcome = done.outcome;
 ///     if !outcome.is_success() {
 ///         return println!("receive {}: {} ({:#x})", done.tag, outcome.status, outcome.vendor_err());

@@ -1,7 +1,7 @@
 //! Completion queues that give memory back.
 
-use super::completion::{Outcome, OwnedCompletion, VisitedCompletion};
-use super::lending::{Lent, OtherLoan, QueueLender, lent, memory_and_tag};
+use super::completion::{Finished, Outcome, VisitedCompletion};
+use super::lending::{Lent, Memory, OtherLoan, QueueLender, lent, memory_and_tag};
 use super::qp_map::QpMap;
 use super::queue::OwnedQueuePair;
 use super::srq::OwnedSharedReceiveQueue;
@@ -44,7 +44,7 @@ pub struct OwnedCompletionQueue<T> {
 /// What completions led to before a poll could give it back.
 pub(super) struct Backlog<T> {
     /// Found by a scope, or by a reset.
-    done: VecDeque<OwnedCompletion<T>>,
+    done: VecDeque<Finished<Memory, T>>,
     /// A completion that stands for several requests.
     covered: Option<Covered>,
     /// Requests of scopes that are over, by `wr_id`.
@@ -498,7 +498,7 @@ impl<T> OwnedCompletionQueue<T> {
         let mut completions = cq.poll()?;
         let mut found = 0;
         while found < most {
-            if let Some(OwnedCompletion { memory, tag, outcome }) = backlog.done.pop_front() {
+            if let Some(Finished { memory, tag, outcome }) = backlog.done.pop_front() {
                 let mut slot = DetachedSlot::new();
                 visit.other(VisitedCompletion::copied(slot.put(lent(memory, tag)), outcome));
                 found += 1;
@@ -548,7 +548,7 @@ impl<T> OwnedCompletionQueue<T> {
     }
 
     /// Keeps a completion for the next poll.
-    pub(super) fn keep(&mut self, done: OwnedCompletion<T>) {
+    pub(super) fn keep(&mut self, done: Finished<Memory, T>) {
         self.backlog.done.push_back(done);
     }
 
@@ -678,22 +678,22 @@ pub struct OwnedCompletions<'q, T> {
 impl<T> OwnedCompletions<'_, T> {
     /// The next of the backlog.
     #[cold]
-    fn next_of_backlog(&mut self) -> Option<OwnedCompletion<T>> {
+    fn next_of_backlog(&mut self) -> Option<Finished<Memory, T>> {
         if let Some(done) = self.backlog.done.pop_front() {
             return Some(done);
         }
         let (loan, outcome) = self.backlog.next_covered(self.qps)?;
         let (memory, tag) = memory_and_tag(loan.take())?;
-        Some(OwnedCompletion { memory, tag, outcome })
+        Some(Finished { memory, tag, outcome })
     }
 
     /// What a completion gives back whose `wr_id` is not common.
     #[cold]
-    fn sort(&mut self, name: (u32, u64), outcome: Outcome) -> Option<OwnedCompletion<T>> {
+    fn sort(&mut self, name: (u32, u64), outcome: Outcome) -> Option<Finished<Memory, T>> {
         match self.backlog.sort(self.qps, name, outcome) {
             Some(loan) => {
                 let (memory, tag) = memory_and_tag(loan.take())?;
-                Some(OwnedCompletion { memory, tag, outcome })
+                Some(Finished { memory, tag, outcome })
             }
             None => self.next_of_backlog(),
         }
@@ -701,10 +701,10 @@ impl<T> OwnedCompletions<'_, T> {
 }
 
 impl<T> Iterator for OwnedCompletions<'_, T> {
-    type Item = OwnedCompletion<T>;
+    type Item = Finished<Memory, T>;
 
     #[inline]
-    fn next(&mut self) -> Option<OwnedCompletion<T>> {
+    fn next(&mut self) -> Option<Finished<Memory, T>> {
         if !self.backlog.is_empty() {
             if let Some(done) = self.next_of_backlog() {
                 return Some(done);
@@ -723,12 +723,14 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
                 }
             }
             let common = self.qps.find(number).and_then(|entry| entry.take_back_common(wr_id));
-            let done =
-                match common {
-                    Some(loan) => memory_and_tag(loan.take())
-                        .map(|(memory, tag)| OwnedCompletion { memory, tag, outcome }),
-                    None => self.sort((number, wr_id), outcome),
-                };
+            let done = match common {
+                Some(loan) => memory_and_tag(loan.take()).map(|(memory, tag)| Finished {
+                    memory,
+                    tag,
+                    outcome,
+                }),
+                None => self.sort((number, wr_id), outcome),
+            };
             if done.is_some() {
                 return done;
             }

@@ -1,6 +1,6 @@
 //! Queue pairs whose requests take their memory.
 
-use super::completion::{Outcome, OwnedCompletion};
+use super::completion::{Finished, Outcome};
 use super::cq::OwnedCompletionQueue;
 use super::lending::{Append, BatchLender, Lend, LendMut, Lent, Loans, OtherLoan, PushError};
 use super::lending::{QueueLender, RequestSlot, memory_and_tag, sge_of};
@@ -145,7 +145,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         let qpn = self.qp.qpn();
         Loans::reclaim(self.loan_tables(), |lent| {
             if let Some((memory, tag)) = memory_and_tag(lent) {
-                cq.keep(OwnedCompletion { memory, tag, outcome: Outcome::flushed(qpn) });
+                cq.keep(Finished { memory, tag, outcome: Outcome::flushed(qpn) });
             }
         });
         Ok(unposted)

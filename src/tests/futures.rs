@@ -3,11 +3,11 @@
 use super::wakers::waker_of;
 use super::{Bench, connect_to_itself, wc};
 use crate::aio::{
-    AsyncCompletionQueue, AsyncQueuePair, AsyncSharedReceiveQueue, Driver, Locking, Message,
-    OpError, OpErrorKind, Readiness,
+    AsyncCompletionQueue, AsyncQueuePair, AsyncSharedReceiveQueue, Driver, Locking, OpError,
+    OpErrorKind, Readiness,
 };
 use crate::memory::region::StableBytes;
-use crate::owned::{BufferPool, Lend, Memory, RegionSge, RegionSlice, RegisteredBuffer};
+use crate::owned::{BufferPool, Finished, Lend, Memory, RegionSge, RegionSlice, RegisteredBuffer};
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{
     Access, Errno, Exclusive, PostError, ProtectionDomain, QpState, QpType, Remote, Result, Rkey,
@@ -264,7 +264,7 @@ fn an_inbox_has_receives_posted_when_it_is_made<S: Kind>() {
     let mut inbox = futures.qp.inbox(&futures.pool, 2);
     assert_eq!(posted(&futures), 2);
     futures.complete(Role::Recv, WcStatus::SUCCESS);
-    assert!(matches!(inbox.poll_next(&mut cx()), Poll::Ready(Ok(Message { .. }))));
+    assert!(matches!(inbox.poll_next(&mut cx()), Poll::Ready(Ok(Finished { .. }))));
     // In state RESET nothing can be posted, and it is no error.
     let builder = futures.pd.qp_builder(&futures.cq, &futures.cq, QpType::RC).max_recv_wr(4);
     futures.qp = futures.cq.adopt(builder.build().unwrap()).unwrap();
@@ -288,7 +288,9 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full<S: Kind>() {
     assert_eq!(inbox.fill(), room);
     for round in 0..4 * room {
         futures.complete(Role::Recv, WcStatus::SUCCESS);
-        let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("{round}") };
+        let Poll::Ready(Ok(Finished { .. })) = inbox.poll_next(&mut cx()) else {
+            panic!("{round}")
+        };
         let pending = futures.bench.script.pending(futures.qp.handle(), Role::Recv);
         assert_eq!(pending as usize, room, "after {round}");
     }
@@ -305,7 +307,7 @@ fn an_inbox_posts_in_batches<S: Kind>() {
     let mut inbox = futures.qp.inbox(&futures.pool, 16);
     (0..6).for_each(|_| futures.complete(Role::Recv, WcStatus::SUCCESS));
     for posted in [10, 10, 10, 14, 14, 16] {
-        let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("none") };
+        let Poll::Ready(Ok(Finished { .. })) = inbox.poll_next(&mut cx()) else { panic!("none") };
         assert_eq!(futures.posted(), posted);
     }
     drop(inbox);
@@ -316,7 +318,7 @@ fn an_inbox_posts_in_batches<S: Kind>() {
     let mut inbox = srq.inbox(&futures.pool, 16);
     (0..6).for_each(|_| futures.receive(handle));
     for posted in [10, 10, 10, 14, 14, 16] {
-        let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("none") };
+        let Poll::Ready(Ok(Finished { .. })) = inbox.poll_next(&mut cx()) else { panic!("none") };
         assert_eq!(futures.bench.script.pending(handle, Role::Recv), posted);
     }
 }
@@ -475,7 +477,7 @@ fn a_message_shows_no_byte_that_did_not_arrive<S: Kind>() {
         assert_eq!(inbox.fill(), 1);
         futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len, ..wc(0, 0) });
         let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("no message") };
-        assert_eq!((message.buffer.len(), message.outcome.byte_len), (shown, byte_len), "{opcode}");
+        assert_eq!((message.memory.len(), message.outcome.byte_len), (shown, byte_len), "{opcode}");
     }
     assert_eq!(inbox.fill(), 1);
     let failed = ib_uverbs_wc { status: WcStatus::LOC_LEN_ERR.0, byte_len: 21, ..wc(0, 0) };
@@ -497,7 +499,7 @@ fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
     let opcode = WcOpcode::RECV.0;
     futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len: 45, ..wc(0, 0) });
     let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("no message") };
-    assert_eq!(message.buffer[..], [[0; 40].as_slice(), &[0xee; 5]].concat());
+    assert_eq!(message.memory[..], [[0; 40].as_slice(), &[0xee; 5]].concat());
 }
 
 /// The inbox returns the error in every poll.
@@ -704,7 +706,7 @@ fn messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came<S: Kind>
         assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
         for (_, byte_len) in came {
             let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("none") };
-            assert_eq!(message.buffer.len(), *byte_len as usize);
+            assert_eq!(message.memory.len(), *byte_len as usize);
         }
         assert!(inbox.poll_next(&mut cx()).is_pending());
     }

@@ -8,8 +8,8 @@
 
 use super::futures::{Futures, Kind, cx, for_each_kind};
 use super::wc;
-use crate::aio::{Message, Op, OpErrorKind, Transfer};
-use crate::owned::{Buffer, RegionSge, RegisteredBuffer};
+use crate::aio::{Op, OpErrorKind, Transfer};
+use crate::owned::{Buffer, Finished, RegionSge, RegisteredBuffer};
 use crate::uverbs::scripted::Role;
 use crate::{Access, QpType, WcOpcode, WcStatus};
 use std::future::Future;
@@ -196,13 +196,14 @@ fn a_waker_that_panics_in_any_call_costs_no_message<S: Kind>() {
         for byte_len in 1..=6 {
             let wc = ib_uverbs_wc { opcode: WcOpcode::RECV.0, byte_len, ..wc(0, 0) };
             complete(&mut futures, Role::Recv, wc);
-            if let Poll::Ready(Ok(Message { buffer, .. })) = again(|| inbox.poll_next(&mut context))
+            if let Poll::Ready(Ok(Finished { memory: buffer, .. })) =
+                again(|| inbox.poll_next(&mut context))
             {
                 lengths.push(buffer.len());
             }
         }
         while let Poll::Ready(Ok(message)) = again(|| inbox.poll_next(&mut cx())) {
-            lengths.push(message.buffer.len());
+            lengths.push(message.memory.len());
         }
         assert_eq!(lengths, [1, 2, 3, 4, 5, 6]);
         complete(

@@ -131,7 +131,7 @@ fn a_message_as_a_future_allocates_nothing() -> Verdict {
             let send = async { Ok(a.qp.send(text).await.map(drop)?) };
             // The drivers are tasks of the same thread, so that their allocations are counted, too.
             let receive = async {
-                assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+                assert_eq!(inbox.next().await?.memory[..], n.to_ne_bytes());
                 Ok(())
             };
             both(send, receive).await?;

@@ -122,7 +122,7 @@ fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
         let sends: Vec<_> = sends.into_iter().rev().map(tokio::spawn).collect();
         let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
         for n in 0..MESSAGES {
-            assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+            assert_eq!(inbox.next().await?.memory[..], n.to_ne_bytes());
         }
         for send in sends {
             drop(send.await??);
@@ -153,7 +153,7 @@ fn a_list_longer_than_the_queue_ends_in_its_order() -> Verdict {
             },
             async {
                 for n in 0..MESSAGES {
-                    assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+                    assert_eq!(inbox.next().await?.memory[..], n.to_ne_bytes());
                 }
                 Ok(())
             },
@@ -180,12 +180,12 @@ fn a_list_that_is_dropped_is_sent_as_far_as_it_was_posted() -> Verdict {
         drop(list);
         let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
         for n in 0..posted as u64 {
-            assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+            assert_eq!(inbox.next().await?.memory[..], n.to_ne_bytes());
         }
         // A message behind the list's arrives next.
         let last = a.qp.send(a.pool.copy(b"last").expect("a buffer"));
         both(async { Ok(last.await.map(drop)?) }, async {
-            assert_eq!(inbox.next().await?.buffer[..], *b"last");
+            assert_eq!(inbox.next().await?.memory[..], *b"last");
             Ok(())
         })
         .await?;
@@ -435,7 +435,7 @@ fn many_senders_reach_one_srq() -> Verdict {
         let mut next = [0; CLIENTS];
         for _ in 0..CLIENTS * MESSAGES {
             let message = inbox.next().await?;
-            let [id, n] = message.buffer[..] else { panic!("{message:?}") };
+            let [id, n] = message.memory[..] else { panic!("{message:?}") };
             assert_eq!(message.outcome.qpn, servers[usize::from(id)].qpn());
             assert_eq!(usize::from(n), next[usize::from(id)], "client {id}");
             next[usize::from(id)] += 1;
@@ -483,7 +483,7 @@ fn each_worker_rings_its_own_thread_domain() -> Verdict {
                     let text = pool.copy(&n.to_ne_bytes()).expect("a buffer");
                     let send = async { Ok(one.send(text).await.map(drop)?) };
                     let recv = async {
-                        assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+                        assert_eq!(inbox.next().await?.memory[..], n.to_ne_bytes());
                         Ok(())
                     };
                     both(send, recv).await?;
@@ -526,7 +526,7 @@ fn a_workers_requests_wait_for_room_in_order() -> Verdict {
             tasks.push(tokio::task::spawn_local(async move { sent.await.map(drop) }));
         }
         for n in 0..MESSAGES {
-            assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+            assert_eq!(inbox.next().await?.memory[..], n.to_ne_bytes());
         }
         for task in tasks {
             task.await??;

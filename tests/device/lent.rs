@@ -7,7 +7,7 @@ use crate::helper::{Helper, answer};
 use crate::pair::{PATIENCE, gid};
 use crate::verdict::{Stop, Verdict, supported};
 use std::time::Instant;
-use uverbs::owned::{BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
+use uverbs::owned::{BufferPool, Finished, Memory, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
     Access, Context, Endpoint, Handshake, MemoryRegion, ProtectionDomain, QpControl, QpType,
     Remote, Rkey,
@@ -47,14 +47,14 @@ impl Half {
 
     /// The next request that has ended.
     #[track_caller]
-    pub(crate) fn wait(&mut self) -> Verdict<OwnedCompletion<u64>> {
+    pub(crate) fn wait(&mut self) -> Verdict<Finished<Memory, u64>> {
         wait(&mut self.cq)
     }
 }
 
 /// The next request that has ended.
 #[track_caller]
-pub(crate) fn wait(cq: &mut OwnedCompletionQueue<u64>) -> Verdict<OwnedCompletion<u64>> {
+pub(crate) fn wait(cq: &mut OwnedCompletionQueue<u64>) -> Verdict<Finished<Memory, u64>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(done) = cq.poll()?.next() {

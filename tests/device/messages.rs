@@ -41,7 +41,7 @@ async fn tell_and_write<S: uverbs::aio::Locking>(
     inbox.fill();
     first.qp.send(first.pool.copy(SECRET).expect("a buffer")).await?;
     let message = inbox.next().await?;
-    assert_eq!(&message.buffer[..], SECRET);
+    assert_eq!(&message.memory[..], SECRET);
     assert_eq!(message.outcome.filled(), SECRET.len());
     drop(message);
     inbox.fill();
@@ -51,7 +51,7 @@ async fn tell_and_write<S: uverbs::aio::Locking>(
     let message = inbox.next().await?;
     assert_eq!(message.outcome.imm(), Some(7));
     assert_eq!(message.outcome.opcode, WcOpcode::RECV_WRITE_IMM);
-    let shown = String::from_utf8_lossy(&message.buffer);
+    let shown = String::from_utf8_lossy(&message.memory);
     assert_eq!((&*shown, message.outcome.filled()), ("", 0));
     let mut written = [0; SECRET.len()];
     theirs.copy_to(0, &mut written)?;
@@ -146,9 +146,9 @@ fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
         let to = Destination::new(&ah, there.qpn, there.qkey);
         sender.post(SendWr::send(&[]).to(to), a.pool.copy(b"datagram").expect("a buffer")).await?;
         let message = tokio::time::timeout(PATIENCE, inbox.next()).await??;
-        assert_eq!(message.buffer.len(), HEADER + 8);
-        assert_eq!(&message.buffer[HEADER..], b"datagram");
-        let header = &message.buffer[..HEADER];
+        assert_eq!(message.memory.len(), HEADER + 8);
+        assert_eq!(&message.memory[HEADER..], b"datagram");
+        let header = &message.memory[..HEADER];
         let old = header.iter().filter(|byte| **byte == 0xee).count();
         assert_eq!(old, 0, "{header:02x?}");
         Ok(())

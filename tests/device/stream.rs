@@ -32,7 +32,7 @@ fn messages_come_in_order_and_end() -> Verdict {
         });
         for n in 0..MESSAGES {
             let message = next(&mut inbox).await.expect("a message")?;
-            assert_eq!(message.buffer[..], n.to_ne_bytes());
+            assert_eq!(message.memory[..], n.to_ne_bytes());
         }
         sender.await?;
         assert!(!inbox.is_terminated());

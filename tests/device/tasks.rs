@@ -90,7 +90,7 @@ pub(crate) async fn echo_back(half: &Half, count: usize) -> Verdict {
     let mut inbox = half.qp.inbox(&half.pool, 8);
     for _ in 0..count {
         let message = inbox.next().await?;
-        half.qp.send(message.buffer).await?;
+        half.qp.send(message.memory).await?;
     }
     Ok(())
 }
@@ -101,8 +101,8 @@ pub(crate) async fn ask(half: &Half, count: usize) -> Verdict {
         let text = pattern::bytes(seed, 1 + seed as usize * 7 % 1000);
         half.qp.send(half.pool.copy(&text).expect("a buffer")).await?;
         let answer = inbox.next().await?;
-        assert_eq!(answer.buffer.len(), text.len());
-        pattern::check(&answer.buffer, seed);
+        assert_eq!(answer.memory.len(), text.len());
+        pattern::check(&answer.memory, seed);
     }
     Ok(())
 }

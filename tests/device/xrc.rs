@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Instant;
-use uverbs::owned::{OwnedCompletion, OwnedCompletionQueue};
+use uverbs::owned::{Finished, Memory, OwnedCompletionQueue};
 use uverbs::{
     Access, CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind,
     PostError, ProtectionDomain, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
@@ -613,7 +613,7 @@ fn connect_halves(context: &Context, initiator: &QpControl, target: &XrcTarget) 
 }
 
 /// Waits for the next request that is over.
-fn next_of(cq: &mut OwnedCompletionQueue<u32>) -> Verdict<OwnedCompletion<u32>> {
+fn next_of(cq: &mut OwnedCompletionQueue<u32>) -> Verdict<Finished<Memory, u32>> {
     let start = Instant::now();
     loop {
         if let Some(done) = cq.poll()?.next() {

@@ -57,7 +57,7 @@ async fn echo(stage: Stage, channel: AsyncEventChannel, request: ConnectRequest)
     });
     while let Ok(Ok(message)) = timeout(10 * PATIENCE, inbox.next()).await {
         // A device with an internal error completes no request any more.
-        within(PATIENCE, qp.send(message.buffer)).await.map_err(|_| "a send does not end")??;
+        within(PATIENCE, qp.send(message.memory)).await.map_err(|_| "a send does not end")??;
     }
     Ok(())
 }
@@ -157,12 +157,12 @@ async fn rounds(
                 let mut next = Box::pin(inbox.next());
                 let received = timeout(PATIENCE, polls(&mut next, GivingUp::choose(dice))).await;
                 let Some(received) = received.map_err(|_| "no answer")? else { continue };
-                take(received?.buffer.to_vec(), &mut newest, &mut posted, &mut record);
+                take(received?.memory.to_vec(), &mut newest, &mut posted, &mut record);
                 continue;
             }
             let received = timeout(PATIENCE, inbox.next()).await;
             let received = received.map_err(|_| "no answer")??;
-            take(received.buffer.to_vec(), &mut newest, &mut posted, &mut record);
+            take(received.memory.to_vec(), &mut newest, &mut posted, &mut record);
         }
     }
     if stage.fault.is_harmless() {

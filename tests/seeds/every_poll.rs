@@ -159,9 +159,9 @@ async fn receive(qp: AsyncQueuePair, pool: BufferPool, sends_back: bool) -> Resu
     let mut inbox = qp.inbox(&pool, 4);
     for _ in 0..=LIST {
         let message = inbox.next().await.map_err(|failed| failed.to_string())?;
-        assert_eq!(&message.buffer[..], b"a message");
+        assert_eq!(&message.memory[..], b"a message");
         if sends_back {
-            qp.send(message.buffer).await.map_err(|failed| failed.to_string())?;
+            qp.send(message.memory).await.map_err(|failed| failed.to_string())?;
         }
     }
     Ok(())

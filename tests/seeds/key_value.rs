@@ -5,7 +5,7 @@
 
 use crate::harness::{Dice, Fault, Record, Result, Stage, check_objects, connect};
 use std::collections::{BTreeSet, VecDeque};
-use uverbs::owned::{Buffer, BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
+use uverbs::owned::{Buffer, BufferPool, Finished, Memory, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
     Access, CompletionQueue, Context, EventType, MemoryRegion, ProtectionDomain, QpType, QueuePair,
     SendWr, WcStatus,
@@ -218,7 +218,7 @@ impl Client {
         known: &mut Known,
         dice: &mut Dice,
     ) -> Result<bool> {
-        let mut ended: Vec<OwnedCompletion<u64>> = Vec::new();
+        let mut ended: Vec<Finished<Memory, u64>> = Vec::new();
         if dice.happens(50) {
             ended.extend(self.cq.poll()?);
         } else {
@@ -232,8 +232,8 @@ impl Client {
         Ok(any)
     }
 
-    fn take(&mut self, done: OwnedCompletion<u64>, newest: &[u64; CLIENTS], known: &mut Known) {
-        let OwnedCompletion { memory, tag, outcome } = done;
+    fn take(&mut self, done: Finished<Memory, u64>, newest: &[u64; CLIENTS], known: &mut Known) {
+        let Finished { memory, tag, outcome } = done;
         let (posted, kind) = self.posted.pop_front().expect("a request that was posted");
         assert_eq!(tag, posted, "requests end in their order");
         let mut buffer = memory.into_buffer().expect("the request's buffer");

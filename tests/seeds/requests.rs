@@ -88,7 +88,7 @@ impl Server {
             // The client has left.
             let Some(client) = client else { continue };
             let (server, dice) = (self.clone(), dice.fork());
-            stage.spawn(async move { server.answer(client, message.buffer, dice).await });
+            stage.spawn(async move { server.answer(client, message.memory, dice).await });
         }
     }
 
@@ -158,8 +158,8 @@ impl Client {
     async fn listen(self: Arc<Self>, mut inbox: Inbox) {
         let mut replied = BTreeSet::new();
         while let Ok(received) = inbox.next().await {
-            let number = number(&received.buffer);
-            assert_eq!(received.buffer[..], message(number, REPLY, ANSWER), "a reply");
+            let number = number(&received.memory);
+            assert_eq!(received.memory[..], message(number, REPLY, ANSWER), "a reply");
             assert!(replied.insert(number), "two replies to {number}");
             match lock(&self.waiting).remove(&number) {
                 Some(caller) => drop(caller.send(())),

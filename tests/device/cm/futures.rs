@@ -396,9 +396,9 @@ fn first_message_finds_a_receive_that_the_closure_posted() -> Verdict {
             });
             let (QpWith(qp, mut inbox), connection) = accepted.await?;
             let message = inbox.next().await?;
-            assert_eq!(*message.buffer, *b"at once");
+            assert_eq!(*message.memory, *b"at once");
             tokio::select! {
-                sent = qp.send(message.buffer) => { sent?; connection.disconnected().await?; }
+                sent = qp.send(message.memory) => { sent?; connection.disconnected().await?; }
                 ended = connection.disconnected() => ended?,
             }
             Ok(())
@@ -415,7 +415,7 @@ fn first_message_finds_a_receive_that_the_closure_posted() -> Verdict {
             });
             let (QpWith(qp, mut inbox), connection) = connected.await?;
             qp.send(client.buffer(b"at once")?).await?;
-            assert_eq!(*inbox.next().await?.buffer, *b"at once");
+            assert_eq!(*inbox.next().await?.memory, *b"at once");
             assert!(poll_fn(|cx| Poll::Ready(connection.poll_event(cx))).await.is_pending());
             connection.disconnect()?;
             poll_fn(|cx| connection.poll_disconnected(cx)).await?;

@@ -68,7 +68,7 @@ fn queues_come_from_the_allocator() -> Verdict {
                 for number in 0..50u64 {
                     let text = texts.copy(&number.to_ne_bytes()).expect("a buffer");
                     let receive = async {
-                        assert_eq!(inbox.next().await?.buffer[..], number.to_ne_bytes());
+                        assert_eq!(inbox.next().await?.memory[..], number.to_ne_bytes());
                         Ok(())
                     };
                     both(receive, async { Ok(of_one.send(text).await.map(drop)?) }).await?;

@@ -387,7 +387,7 @@ impl<S: Locking> Driven for Futures<S> {
         let Some(inbox) = &mut self.inbox else { return Err("there is no inbox".into()) };
         let (mut bytes, mut found) = (0, 0);
         while let Poll::Ready(message) = inbox.poll_next(&mut cx) {
-            bytes += message.map_err(|error| failed(&error))?.buffer.len();
+            bytes += message.map_err(|error| failed(&error))?.memory.len();
             found += 1;
         }
         black_box(bytes);

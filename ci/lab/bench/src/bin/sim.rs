@@ -292,7 +292,7 @@ fn tasks(mode: Mode) -> Result<Run> {
             let server = tokio::spawn(async move {
                 for _ in 0..rounds {
                     let message = to_b.next().await?;
-                    b.send(message.buffer).await?;
+                    b.send(message.memory).await?;
                 }
                 Result::Ok((b, to_b))
             });
@@ -300,7 +300,7 @@ fn tasks(mode: Mode) -> Result<Run> {
             for _ in 0..rounds {
                 let (sent, answer) = tokio::join!(a.send(own), to_a.next());
                 own = sent?.memory;
-                black_box(&answer?.buffer[..]);
+                black_box(&answer?.memory[..]);
             }
             buffer = Some(own);
             kept = Some(server.await??);
