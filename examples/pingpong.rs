@@ -1,16 +1,18 @@
 //! Latency of futures: one message there and one back, again and again, waiting for events. The benchmark
 //! `cargo ci bench rxe-futures` compares it with `ibv_rc_pingpong -e`, so that it has the same options:
-//! `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`; with `--both` in place of
-//! HOST one process plays both sides.
+//! `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [--blocking] [HOST]`; with `--both` in
+//! place of HOST one process plays both sides. With `--blocking` the thread sleeps in the read of the next event, and
+//! not in the event loop.
 
 use std::process::ExitCode;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
-use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::tokio::{HANDSHAKE_TIMEOUT, Registered, handshake};
-use uverbs::{Context, Device, Handshake, QpType};
+use uverbs::aio::{AsyncQueuePair, Blocking, Readiness};
+use uverbs::{Device, Handshake, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -19,6 +21,7 @@ struct Arguments {
     device: Option<String>,
     host: Option<String>,
     both: bool,
+    blocking: bool,
     port: u16,
     gid: Option<u32>,
     size: usize,
@@ -30,6 +33,7 @@ fn arguments() -> Result<Arguments> {
         device: None,
         host: None,
         both: false,
+        blocking: false,
         port: 18515,
         gid: None,
         size: 4096,
@@ -48,10 +52,14 @@ fn arguments() -> Result<Arguments> {
             // Accepted and ignored: both ends use the port's MTU, and always wait for events.
             "-m" => drop(value()?),
             "-e" => {}
+            "--blocking" => all.blocking = true,
             "--both" => all.both = true,
             _ if word.starts_with('-') => return Err(format!("{word} is unknown").into()),
             _ => all.host = Some(word),
         }
+    }
+    if all.both && all.blocking {
+        return Err("--both wants an event loop, which runs both sides".into());
     }
     if all.iterations == 0 {
         return Err("-n wants a number above 0".into());
@@ -82,6 +90,25 @@ async fn hear(mut stream: OwnedReadHalf, qp: AsyncQueuePair) -> Result<()> {
     }
 }
 
+/// Where the driver sleeps.
+enum Sleep {
+    EventLoop(Registered),
+    Read(Blocking),
+}
+
+impl Readiness for Sleep {
+    fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        read: &mut dyn FnMut() -> uverbs::Result<()>,
+    ) -> Poll<uverbs::Result<()>> {
+        match self {
+            Sleep::EventLoop(file) => file.poll_read(cx, read),
+            Sleep::Read(file) => file.poll_read(cx, read),
+        }
+    }
+}
+
 /// Plays both sides, as tasks.
 async fn run_both(arguments: Arguments) -> Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
@@ -94,15 +121,20 @@ async fn run_both(arguments: Arguments) -> Result<()> {
 
 /// Plays one side. Without a `listener` the server makes its own.
 async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> {
-    let Arguments { device, host, port, gid, size, iterations, .. } = arguments;
+    let Arguments { device, host, blocking, port, gid, size, iterations, .. } = arguments;
     let context = match device {
-        Some(name) => Context::open(&Device::by_name(&name)?)?,
-        None => Context::open_first()?,
+        Some(name) => uverbs::Context::open(&Device::by_name(&name)?)?,
+        None => uverbs::Context::open_first()?,
     };
     let pd = context.alloc_pd()?;
     let pool = pd.buffer_pool_builder(size.max(1)).count(8).build()?;
     // Polled by the task that waits for it, and not spawned: one task to be scheduled in place of two.
-    let (cq, driver) = context.cq_builder(64).build_async(Registered::new)?;
+    let (cq, driver) = context.cq_builder(64).build_async(|file| {
+        Ok(match blocking {
+            true => Sleep::Read(Blocking::new(file)?),
+            false => Sleep::EventLoop(Registered::new(file)?),
+        })
+    })?;
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_recv_wr(4).build()?;
     let qp = cq.adopt(qp)?;
     let gid = match gid {

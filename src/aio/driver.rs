@@ -8,6 +8,7 @@ use crate::channel::CompletionChannel;
 use crate::completion::Completion;
 use crate::cq::{CompletionQueue, CqControl, Notify, PollError};
 use crate::error::{Error, Result};
+use crate::events::file::set_nonblocking;
 use crate::first_panic::FirstPanic;
 use crate::lending::loan_table::ReturnedLoan;
 use crate::owned::{Lent, OwnedCompletionQueue, OwnedQueuePair, Visit, VisitedCompletion};
@@ -18,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -100,6 +101,62 @@ pub trait Readiness {
         cx: &mut Context<'_>,
         read: &mut dyn FnMut() -> Result<()>,
     ) -> Poll<Result<()>>;
+}
+
+/// Sleeps in `read(2)` until the next event, in place of an event loop: for a thread whose futures wait for requests of
+/// one completion queue and for nothing else. An event costs one system call, as with
+/// [`CompletionChannel::wait`](crate::CompletionChannel::wait) of a blocking channel.
+///
+/// The driver's poll returns after completions, and blocks its thread while there are none. A completion ends the
+/// sleep, and so does the removal of the device. A waker that another thread calls, a timer or another file does not:
+/// the handles and futures of the queue stay on the driver's thread.
+///
+/// ```no_run
+/// # use std::future::Future;
+/// # use std::pin::pin;
+/// use std::task::{Context, Poll, Waker};
+/// use uverbs::aio::{AsyncQueuePair, Blocking, Driver};
+///
+/// /// Runs a future of the queue that the driver polls.
+/// fn block_on<F: Future>(driver: Driver<Blocking>, future: F) -> uverbs::Result<F::Output> {
+///     let (mut driver, mut future) = (pin!(driver), pin!(future));
+///     let mut cx = Context::from_waker(Waker::noop());
+///     loop {
+///         if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+///             return Ok(output);
+///         }
+///         if let Poll::Ready(ended) = driver.as_mut().poll(&mut cx) {
+///             ended?;
+///         }
+///     }
+/// }
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// let (cq, driver) = context.cq_builder(64).build_async(Blocking::new)?;
+/// # drop((cq, driver)); Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Blocking(());
+
+impl Blocking {
+    /// Makes reads of a completion queue's file wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ioctl(2)`.
+    pub fn new(file: BorrowedFd<'_>) -> Result<Blocking> {
+        set_nonblocking(file, false).map_err(|errno| Error::new("set_nonblocking", errno))?;
+        Ok(Blocking(()))
+    }
+}
+
+impl Readiness for Blocking {
+    fn poll_read(
+        &mut self,
+        _: &mut Context<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>> {
+        Poll::Ready(read())
+    }
 }
 
 /// A completion queue, as its driver and its queue pairs share it.

@@ -1,4 +1,4 @@
-//! Futures without a runtime: a loop around edge-triggered epoll, and threads.
+//! Futures without a runtime: a loop around edge-triggered epoll, threads, and blocking reads.
 
 use crate::env;
 use crate::pair::PATIENCE;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::task::{Context as Cx, Poll, Wake, Waker};
 use std::time::Instant;
 use uverbs::Result;
-use uverbs::aio::{Driver, Readiness};
+use uverbs::aio::{Blocking, Driver, Readiness};
 
-trials![no_edge_is_missed];
+trials![no_edge_is_missed, a_thread_sleeps_in_the_read_of_an_event];
 
 /// The file of the completion queue, and the one that wakers write, as epoll names them.
 const COMPLETIONS: u64 = 0;
@@ -148,4 +148,40 @@ fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => std::thread::park(),
         }
     }
+}
+
+/// Runs the future and the driver on this thread; returns how often the future was polled.
+fn alone(driver: Driver<Blocking>, work: impl Future<Output = Verdict>) -> Verdict<usize> {
+    let (mut driver, mut work) = (pin!(driver), pin!(work));
+    let mut cx = Cx::from_waker(Waker::noop());
+    for polls in 1.. {
+        if let Poll::Ready(ended) = work.as_mut().poll(&mut cx) {
+            return ended.map(|()| polls);
+        }
+        if let Poll::Ready(ended) = driver.as_mut().poll(&mut cx) {
+            ended?;
+            break;
+        }
+    }
+    Err(Stop::fail("the driver ended before its futures"))
+}
+
+/// A thread that did not sleep would poll many times for each completion.
+fn a_thread_sleeps_in_the_read_of_an_event() -> Verdict {
+    const MESSAGES: usize = 300;
+    env::rnr_wait()?;
+    let half = || -> Verdict<_> {
+        let context = env::open()?;
+        let (cq, driver) = context.cq_builder(128).build_async(Blocking::new)?;
+        Ok((Half::on(context, cq)?, driver))
+    };
+    let ((a, asks), (b, serves)) = (half()?, half()?);
+    connected(&a, &b)?;
+    let server = std::thread::spawn(move || alone(serves, async { echo_back(&b, MESSAGES).await }));
+    let asked = alone(asks, async { ask(&a, MESSAGES).await })?;
+    let served = server.join().expect("no panic")?;
+    // Each message is sent and received once on each side.
+    let most = 2 * MESSAGES + 1;
+    assert!(asked <= most && served <= most, "{asked} and {served} polls of {most} completions");
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Suite `rxe-futures`: the cost of waiting by futures in tokio's event loop beside rdma-core's
+//! Suite `rxe-futures`: the cost of waiting by futures, in tokio's event loop and in blocking reads, beside rdma-core's
 //! blocking wait for the same events.
 
 use super::BenchArguments;
@@ -12,7 +12,10 @@ use anyhow::Result;
 pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
     let operations = PingPongOperation::all()
         .into_iter()
-        .filter(|operation| operation.kind == "rc" && operation.events);
+        .filter(|operation| operation.kind == "rc" && operation.events)
+        .flat_map(|operation| {
+            [operation.clone(), PingPongOperation { blocking: true, ..operation }]
+        });
     measure(arguments, operations.map(Contest::PingPong), Program::Futures, |workspace| {
         let program = workspace.static_example("uverbs", "pingpong", "tokio", Profile::Whole)?;
         Ok(vec![("futures-pingpong".to_owned(), program)])

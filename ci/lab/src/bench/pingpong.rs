@@ -24,6 +24,8 @@ pub(super) struct PingPongOperation {
     pub(super) queue_pairs: u32,
     pub(super) size: u32,
     pub(super) events: bool,
+    /// The driver of futures sleeps in the read of the next event, in place of an event loop.
+    pub(super) blocking: bool,
 }
 
 impl PingPongOperation {
@@ -36,7 +38,13 @@ impl PingPongOperation {
         {
             for events in [false, true] {
                 for &size in sizes {
-                    all.push(PingPongOperation { kind, queue_pairs, size, events });
+                    all.push(PingPongOperation {
+                        kind,
+                        queue_pairs,
+                        size,
+                        events,
+                        blocking: false,
+                    });
                 }
             }
         }
@@ -44,7 +52,11 @@ impl PingPongOperation {
     }
 
     pub(super) fn name(&self) -> String {
-        let waiting = if self.events { "events" } else { "polled" };
+        let waiting = match (self.events, self.blocking) {
+            (true, true) => "events, blocking reads,",
+            (true, false) => "events",
+            (false, _) => "polled",
+        };
         let size = match self.size {
             size if size % 1024 == 0 => format!("{} KiB", size / 1024),
             size => format!("{size} B"),
@@ -107,6 +119,9 @@ impl Program {
         }
         if operation.events {
             side.push_str(" -e");
+        }
+        if operation.blocking && self == Program::Futures {
+            side.push_str(" --blocking");
         }
         match self {
             Program::Udp => super::udp::pair(&side, counted),
@@ -185,7 +200,13 @@ mod tests {
 
     #[test]
     fn sides_differ_by_device_and_host_only() {
-        let operation = PingPongOperation { kind: "srq", queue_pairs: 16, size: 2, events: true };
+        let operation = PingPongOperation {
+            kind: "srq",
+            queue_pairs: 16,
+            size: 2,
+            events: true,
+            blocking: false,
+        };
         assert_eq!(operation.name(), "srq ×16 events 2 B");
         let script = Program::Ours.script(&operation, 7, true).pop().unwrap();
         let side = "lab-count uverbs pingpong srq -p 18515 -g 1 -m 1024 -s 2 -n 7 -q 16 -e";

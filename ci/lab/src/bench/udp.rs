@@ -27,7 +27,7 @@ $ip netns list | grep -q "^away" || {
 fn operations() -> impl Iterator<Item = PingPongOperation> {
     let latency = [2, 4096, 65536].map(|size| ("rc", 1, size));
     latency.into_iter().chain([("srq", 16, 65536)]).map(|(kind, queue_pairs, size)| {
-        PingPongOperation { kind, queue_pairs, size, events: true }
+        PingPongOperation { kind, queue_pairs, size, events: true, blocking: false }
     })
 }
 
