@@ -411,6 +411,8 @@ impl Manager {
         let ends = Self::gids_of(id).ok_or(Errno::INVAL)?;
         let (local, peer) = (id.local.ok_or(Errno::INVAL)?, id.peer.ok_or(Errno::INVAL)?);
         let service = Service { space: id.space, port: peer.port, source_port: local.port };
+        let most = if id.is_datagram() { SIDR_REQ_DATA } else { REQ_DATA };
+        check_fits(&side.private_data, most)?;
         id.state = IdState::Connecting;
         let connection = match id.is_datagram() {
             true => self.connections.query(now, ends, service, side.private_data),
@@ -434,6 +436,9 @@ impl Manager {
         let (id, connection) = self.numbered(number)?;
         let is_datagram = id.is_datagram();
         let is_request = side.is_some();
+        if let Some((side, _)) = &side {
+            check_fits(&side.private_data, if is_datagram { SIDR_REP_DATA } else { REP_DATA })?;
+        }
         let done = match side {
             None => self.connections.confirm(connection),
             Some((mut side, qkey)) if is_datagram => {
@@ -455,7 +460,8 @@ impl Manager {
     }
 
     fn reject(&mut self, number: u32, reason: u32, data: Vec<u8>) -> Result<(), Errno> {
-        let (_, connection) = self.numbered(number)?;
+        let (id, connection) = self.numbered(number)?;
+        check_fits(&data, if id.is_datagram() { SIDR_REP_DATA } else { REJ_DATA })?;
         self.connections.reject(connection, reason, data).ok_or(Errno::INVAL)?;
         self.numbered(number)?.0.state = IdState::Disconnected;
         Ok(())
@@ -772,6 +778,11 @@ const REP_DATA: usize = 196;
 const REJ_DATA: usize = 148;
 const SIDR_REQ_DATA: usize = 180;
 const SIDR_REP_DATA: usize = 136;
+
+/// Refuses private data that its message has no room for: `cm_validate_req_param`, `ib_send_cm_rep` and others.
+fn check_fits(data: &[u8], most: usize) -> Result<(), Errno> {
+    if data.len() <= most { Ok(()) } else { Err(Errno::INVAL) }
+}
 
 /// Whether the process may bind ports below 1024.
 fn may_bind_privileged() -> bool {

@@ -10,11 +10,22 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Writes a command, whose answer has room for `room` bytes.
 fn write<T: IntoBytes + Immutable>(file: &Arc<dyn HostFile>, cmd: u32, request: &T, room: u16) {
+    assert_eq!(try_write(file, cmd, request, room), Ok(()));
+}
+
+fn try_write<T: IntoBytes + Immutable>(
+    file: &Arc<dyn HostFile>,
+    cmd: u32,
+    request: &T,
+    room: u16,
+) -> Result<(), Errno> {
     let r#in = size_of::<T>() as u16;
     let header = rdma_ucm_cmd_hdr { cmd, r#in, out: room };
     let bytes = [header.as_bytes(), request.as_bytes()].concat();
     // SAFETY: the answer's place is the caller's, with so much room.
-    assert_eq!(unsafe { file.write(&bytes) }, Ok(bytes.len()));
+    let written = unsafe { file.write(&bytes) }?;
+    assert_eq!(written, bytes.len());
+    Ok(())
 }
 
 /// The address of a value that a command fills in.
@@ -35,6 +46,24 @@ fn bind(file: &Arc<dyn HostFile>) -> u32 {
     bind.addr[..size_of_val(&address)].copy_from_slice(address.as_bytes());
     write(file, RDMA_USER_CM_CMD_BIND, &bind, 0);
     bind.id
+}
+
+/// Resolves the first device's address, which is the id's own.
+fn resolve_address(file: &Arc<dyn HostFile>, id: u32) {
+    let to = sockaddr_in { sin_family: 2, sin_addr: [10, 0, 0, 1], ..Default::default() };
+    let mut resolve = rdma_ucm_resolve_addr { id, ..rdma_ucm_resolve_addr::new_zeroed() };
+    resolve.dst_size = size_of_val(&to) as u16;
+    resolve.dst_addr[..size_of_val(&to)].copy_from_slice(to.as_bytes());
+    write(file, RDMA_USER_CM_CMD_RESOLVE_ADDR, &resolve, 0);
+    take_event(file, id);
+}
+
+/// Reads an event of the id, which tells no error.
+fn take_event(file: &Arc<dyn HostFile>, id: u32) {
+    let mut event = rdma_ucm_event_resp::new_zeroed();
+    let get = rdma_ucm_get_event { response: place(&mut event) };
+    write(file, RDMA_USER_CM_CMD_GET_EVENT, &get, size_of_val(&event) as u16);
+    assert_eq!((event.id, event.status), (id, 0));
 }
 
 fn ids(system: &Arc<dyn HostSystem>) -> u64 {
@@ -65,15 +94,7 @@ fn an_id_that_migrates_tells_how_many_events_were_read() {
     let system = Fabric::new(1, Mode::Trapped).system();
     let (old, new) = (system.open_rdma_cm().unwrap(), system.open_rdma_cm().unwrap());
     let id = bind(&old);
-    let to = sockaddr_in { sin_family: 2, sin_addr: [10, 0, 0, 1], ..Default::default() };
-    let mut resolve = rdma_ucm_resolve_addr { id, ..rdma_ucm_resolve_addr::new_zeroed() };
-    resolve.dst_size = size_of_val(&to) as u16;
-    resolve.dst_addr[..size_of_val(&to)].copy_from_slice(to.as_bytes());
-    write(&old, RDMA_USER_CM_CMD_RESOLVE_ADDR, &resolve, 0);
-    let mut event = rdma_ucm_event_resp::new_zeroed();
-    let get = rdma_ucm_get_event { response: place(&mut event) };
-    write(&old, RDMA_USER_CM_CMD_GET_EVENT, &get, size_of_val(&event) as u16);
-    assert_eq!((event.id, event.status), (id, 0));
+    resolve_address(&old, id);
     let mut moved = rdma_ucm_migrate_resp::new_zeroed();
     let fd = rustix::fd::AsRawFd::as_raw_fd(&old.fd()) as u32;
     let migrate = rdma_ucm_migrate_id { response: place(&mut moved), id, fd };
@@ -92,4 +113,21 @@ fn a_file_of_the_connection_manager_belongs_to_no_device() {
     assert_eq!(system.device_of(manager.fd()), Err(Errno::NOTTY));
     let file = std::fs::File::open("/dev/null").unwrap();
     assert_eq!(system.device_of(rustix::fd::AsFd::as_fd(&file)), Ok(None));
+}
+
+/// A request to connect has 56 bytes beside the addresses.
+#[test]
+fn private_data_that_its_message_has_no_room_for_is_refused() {
+    let file = Fabric::new(1, Mode::Trapped).system().open_rdma_cm().unwrap();
+    let id = bind(&file);
+    resolve_address(&file, id);
+    let route = rdma_ucm_resolve_route { id, ..Default::default() };
+    write(&file, RDMA_USER_CM_CMD_RESOLVE_ROUTE, &route, 0);
+    take_event(&file, id);
+    let mut connect = rdma_ucm_connect { id, ..rdma_ucm_connect::new_zeroed() };
+    connect.conn_param.valid = 1;
+    connect.conn_param.private_data_len = 57;
+    assert_eq!(try_write(&file, RDMA_USER_CM_CMD_CONNECT, &connect, 0), Err(Errno::INVAL));
+    connect.conn_param.private_data_len = 56;
+    write(&file, RDMA_USER_CM_CMD_CONNECT, &connect, 0);
 }
