@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::memory::mmio_window::{MmioWindow, WORD};
+use crate::memory::queue_memory::DmaBufPart;
 use crate::number::ByteCount;
 use crate::object::{Class, Object, destroy_sole};
 use crate::provider::DmLocation;
@@ -159,6 +160,29 @@ impl DeviceMemory {
     /// A context on the same file.
     pub fn context(&self) -> Context {
         Context { file: self.inner.object.file().clone() }
+    }
+
+    /// Exports the memory as a dma-buf, by which another device reaches it without the processor. The importer has to
+    /// do peer-to-peer DMA, and may not pin the memory: when it is freed here, importers lose it, and the file stays empty.
+    ///
+    /// The file has whole pages, and the memory begins at an offset in the first one. Other memory of the device may
+    /// lie in the rest.
+    ///
+    /// ```no_run
+    /// # fn f(memory: &uverbs::DeviceMemory) -> uverbs::Result<()> {
+    /// let part = memory.export_dma_buf()?;
+    /// println!("{} bytes from byte {} of {:?} on", memory.len(), part.offset, part.file);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EMFILE` or `ENFILE` without a file left.
+    #[doc(alias = "ibv_dm_export_dmabuf_fd")]
+    pub fn export_dma_buf(&self) -> Result<DmaBufPart> {
+        let location = self.inner.location;
+        let file = self.inner.object.file().export_dma_buf(location.mmap_offset())?;
+        Ok(DmaBufPart { file, offset: location.within_page() })
     }
 
     /// Copies a value, or a slice of values, to `offset`. A peer may read or write there meanwhile;

@@ -14,10 +14,12 @@ use crate::provider::driver_response::DriverResponse;
 use crate::sync::fork::Epoch;
 use crate::sync::lock::Lock;
 use crate::uverbs::command::Command;
+use crate::uverbs::fd;
 use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -124,6 +126,24 @@ impl File {
     pub(crate) fn execute(&self, verb: &'static str, command: &mut Command<'_>) -> Result<()> {
         self.check_fork(verb)?;
         self.kernel.execute(command).map_err(|errno| Error::from_kernel(verb, errno))
+    }
+
+    /// A dma-buf of the pages of the device that the file maps at this offset.
+    pub(crate) fn export_dma_buf(&self, mmap_offset: u64) -> Result<OwnedFd> {
+        const VERB: &str = "export_dma_buf";
+        self.check_fork(VERB)?;
+        fd::export_dma_buf(&*self.kernel, mmap_offset).map_err(|errno| {
+            let error = Error::from_kernel(VERB, errno);
+            match (errno, error.errno()) {
+                (Errno::INVAL, _) => {
+                    error.detail(format!("no page of the device is mapped at {mmap_offset:#x}"))
+                }
+                (_, Errno::OPNOTSUPP) => {
+                    error.detail("Linux exports pages of a device from 7.0 on, those of mlx5")
+                }
+                _ => error,
+            }
+        })
     }
 
     pub(crate) fn check_fork(&self, verb: &'static str) -> Result<()> {

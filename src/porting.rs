@@ -52,6 +52,7 @@
 //! | `ibv_advise_mr` | [`ProtectionDomain::advise`](crate::ProtectionDomain::advise) |
 //! | `ibv_alloc_mw`, `ibv_dealloc_mw` | [`ProtectionDomain::alloc_mw`](crate::ProtectionDomain::alloc_mw), [`destroy`](crate::MemoryWindow::destroy) |
 //! | `ibv_bind_mw`, `ibv_inc_rkey` | [`MemoryWindow::bind`](crate::MemoryWindow::bind) makes a binding, with the new key, for [`SendWr::bind_mw`](crate::SendWr::bind_mw) |
+//! | `ibv_dm_export_dmabuf_fd` | [`DeviceMemory::export_dma_buf`](crate::DeviceMemory::export_dma_buf) |
 //! | `ibv_alloc_dm`, `ibv_free_dm` | [`Context::alloc_dm`](crate::Context::alloc_dm), [`destroy`](crate::DeviceMemory::destroy) |
 //! | `ibv_memcpy_to_dm`, `ibv_memcpy_from_dm` | [`DeviceMemory::copy_from`](crate::DeviceMemory::copy_from), [`copy_to`](crate::DeviceMemory::copy_to) |
 //! | `ibv_import_pd`, `ibv_import_mr`, `ibv_import_dm` | [`import_pd`](crate::Context::import_pd), [`import_mr`](crate::ProtectionDomain::import_mr), [`import_dm`](crate::Context::import_dm) check an [`Envelope`](crate::Envelope); [`import_pd_raw`](crate::Context::import_pd_raw) and the like take a bare handle |
@@ -138,6 +139,7 @@
 //! | `mlx5dv_init_obj` of queues: `struct mlx5dv_qp`, `struct mlx5dv_cq`, `struct mlx5dv_srq` | [`mlx5::RawQueuePair`](crate::mlx5::RawQueuePair), [`mlx5::RawCompletionQueue`](crate::mlx5::RawCompletionQueue), [`mlx5::RawSharedReceiveQueue`](crate::mlx5::RawSharedReceiveQueue), whose `layout` has addresses and numbers |
 //! | `struct mlx5dv_ah`, `struct mlx5dv_dm`, `struct mlx5dv_pd` | [`mlx5::address_vector`](crate::mlx5::address_vector), [`mlx5::device_memory_address`](crate::mlx5::device_memory_address), [`mlx5::pd_number`](crate::mlx5::pd_number) |
 //! | `mlx5dv_devx_alloc_uar`, `mlx5dv_devx_free_uar` | [`mlx5::Uar`](crate::mlx5::Uar) |
+//! | `mlx5dv_devx_uar_export_dmabuf_fd` | [`mlx5::Uar::export_dma_buf`](crate::mlx5::Uar::export_dma_buf) |
 //! | `mlx5dv_devx_general_cmd`, `mlx5dv_devx_query_eqn` | [`devx::general_command`](crate::mlx5::devx::general_command), [`general_command_unchecked`](crate::mlx5::devx::general_command_unchecked), [`query_eqn`](crate::mlx5::devx::query_eqn) |
 //! | `mlx5dv_devx_obj_create`, `mlx5dv_devx_obj_destroy`, `struct mlx5dv_devx_obj` | [`DevxObject::create`](crate::mlx5::devx::DevxObject::create), [`destroy`](crate::mlx5::devx::DevxObject::destroy) |
 //! | `mlx5dv_devx_obj_query`, `mlx5dv_devx_qp_query`, `mlx5dv_devx_cq_query`, `mlx5dv_devx_srq_query` | [`devx::query`](crate::mlx5::devx::query) of a [`DevxTarget`](crate::mlx5::devx::DevxTarget) |

@@ -16,7 +16,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-/// A dma-buf that queue memory is a part of.
+/// A dma-buf that memory is a part of: that of a queue, or of the device.
 #[derive(Debug)]
 pub struct DmaBufPart {
     /// The dma-buf; a duplicate will do.

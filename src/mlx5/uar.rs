@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorWith, Result};
 use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
 use crate::provider::mlx5::uar;
+use std::os::fd::OwnedFd;
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::mlx5::uar as uapi;
 use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as raw;
@@ -102,6 +103,23 @@ impl Uar {
     /// The kernel's handle of the UAR, a number within its file.
     pub fn handle(&self) -> u32 {
         self.object.handle()
+    }
+
+    /// Exports the page as a dma-buf, by which another device reaches it without the processor. The importer has to
+    /// do peer-to-peer DMA, and may not pin the page: when it is freed here, importers lose it, and the file stays empty.
+    ///
+    /// ```no_run
+    /// # fn f(uar: &uverbs::mlx5::Uar) -> uverbs::Result<()> {
+    /// let doorbells: std::os::fd::OwnedFd = uar.export_dma_buf()?;
+    /// # drop(doorbells); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EMFILE` or `ENFILE` without a file left.
+    #[doc(alias = "mlx5dv_devx_uar_export_dmabuf_fd")]
+    pub fn export_dma_buf(&self) -> Result<OwnedFd> {
+        self.object.file().export_dma_buf(self.page.offset)
     }
 
     /// Maps the page. Each call makes another mapping.

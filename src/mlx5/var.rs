@@ -9,6 +9,7 @@ use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_VAR;
 use uverbs_uapi::mlx5::var as uapi;
@@ -170,6 +171,22 @@ impl Var {
     /// A context on the same file.
     pub fn context(&self) -> Context {
         Context { file: self.object.file().clone() }
+    }
+
+    /// Exports the page as a dma-buf, by which another device reaches it without the processor. The importer has to
+    /// do peer-to-peer DMA, and may not pin the page: when it is freed here, importers lose it, and the file stays empty.
+    ///
+    /// ```no_run
+    /// # fn f(var: &uverbs::mlx5::Var) -> uverbs::Result<()> {
+    /// let doorbell: std::os::fd::OwnedFd = var.export_dma_buf()?;
+    /// # drop(doorbell); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EMFILE` or `ENFILE` without a file left.
+    pub fn export_dma_buf(&self) -> Result<OwnedFd> {
+        self.object.file().export_dma_buf(self.location.mmap_offset)
     }
 
     /// Maps the page. Each call makes another mapping.

@@ -21,6 +21,9 @@ use uverbs_uapi::async_event::{
 use uverbs_uapi::comp_channel::{
     ib_uverbs_create_comp_channel, ib_uverbs_create_comp_channel_resp,
 };
+use uverbs_uapi::dmabuf::{
+    UVERBS_ATTR_ALLOC_DMABUF_HANDLE, UVERBS_ATTR_ALLOC_DMABUF_PGOFF, UVERBS_METHOD_DMABUF_ALLOC,
+};
 use uverbs_uapi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs_uapi::mlx5::devx::{
     MLX5_IB_ATTR_DEVX_ASYNC_CMD_FD_ALLOC_HANDLE, MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_FLAGS,
@@ -30,7 +33,7 @@ use uverbs_uapi::mlx5::devx::{
 use uverbs_uapi::mlx5::object::{
     MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD, MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD,
 };
-use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
+use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_DMABUF};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
 
 /// A uverbs file, bound to the driver whose ABI it speaks.
@@ -173,6 +176,14 @@ pub(crate) fn create_devx_command_file(kernel: &dyn Kernel) -> Result<OwnedFd, E
     let mut command =
         Command::new(MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD, MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC);
     create_file(kernel, command.new_fd(FD), FD)
+}
+
+/// Makes a dma-buf of the pages of the device that a file maps at this offset.
+pub(crate) fn export_dma_buf(kernel: &dyn Kernel, mmap_offset: u64) -> Result<OwnedFd, Errno> {
+    const FD: u16 = UVERBS_ATTR_ALLOC_DMABUF_HANDLE;
+    let mut command = Command::new(UVERBS_OBJECT_DMABUF, UVERBS_METHOD_DMABUF_ALLOC);
+    // In bytes, in spite of its name: `mlx5_ib_pgoff_to_mmap_entry` divides by the size of a page.
+    create_file(kernel, command.new_fd(FD).u64(UVERBS_ATTR_ALLOC_DMABUF_PGOFF, mmap_offset), FD)
 }
 
 impl Mapper for UverbsFd {

@@ -83,6 +83,8 @@ capabilities! {
     DataDirect = "data_direct";
     /// Memory of other devices.
     Dmabuf = "dmabuf";
+    /// Memory of the device as a dma-buf.
+    DmabufExport = "dmabuf_export";
     /// A node in `/dev` by which the device is opened.
     Node = "node";
     /// Multicast groups.
@@ -170,6 +172,7 @@ impl Capability {
             // The emulated device on current kernels lacks these, too.
             Capability::AtomicWrite
             | Capability::Dmabuf
+            | Capability::DmabufExport
             | Capability::DmabufQueues
             | Capability::FlowDefault
             | Capability::Flush

@@ -49,12 +49,21 @@ impl DmLocation {
         [self.start_offset, self.page_index.into()]
     }
 
+    /// The offset of the memory in its first page, in bytes.
+    pub(crate) fn within_page(self) -> u64 {
+        self.start_offset % page_size() as u64
+    }
+
+    /// The offset at which a file maps its pages.
+    pub(crate) fn mmap_offset(self) -> u64 {
+        mmap_offset(MLX5_IB_MMAP_DEVICE_MEM, self.page_index.into(), page_size())
+    }
+
     /// Maps `length` bytes of memory.
     pub(crate) fn map(self, length: usize, mapper: &dyn Mapper) -> Result<MmioWindow, Errno> {
         let mapped = length.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
-        let within = (self.start_offset % page_size() as u64) as usize;
-        let offset = mmap_offset(MLX5_IB_MMAP_DEVICE_MEM, self.page_index.into(), page_size());
-        let mapping = mapper.map(offset, mapped)?;
+        let within = self.within_page() as usize;
+        let mapping = mapper.map(self.mmap_offset(), mapped)?;
         MmioWindow::new(mapping, within, length).ok_or(Errno::BADMSG)
     }
 }

@@ -9,9 +9,9 @@ use crate::pattern;
 use crate::verdict::{Verdict, require, supported, trials};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use uverbs::mlx5::devx::Umem;
-use uverbs::mlx5::{Uar, UarKind, data_direct_path};
+use uverbs::mlx5::{Uar, UarKind, Var, VarKind, data_direct_path};
 use uverbs::{
     Access, DmaBuf, Errno, MemoryRegion, MrBuilder, ObjectKind, ProtectionDomain, Remote, SendWr,
     Sge, WcOpcode, WcStatus,
@@ -26,6 +26,8 @@ trials![
     data_direct_regions_leave_nothing,
     data_direct_needs_the_function,
     umem_of_a_dma_buf_is_registered,
+    memory_of_the_device_is_exported,
+    exported_memory_leaves_nothing,
 ];
 
 /// The library's own module, which is private.
@@ -276,6 +278,57 @@ fn regions_of_a_dma_buf_leave_nothing() -> Verdict {
                 Capability::Dmabuf,
             )?;
             drop(region);
+            Ok(())
+        }))
+    })
+}
+
+/// The length of a dma-buf, whose end is the only place that can be sought.
+fn length_of(file: &OwnedFd) -> Verdict<u64> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    assert!(name.to_string_lossy().contains("dmabuf"), "{}", name.display());
+    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
+}
+
+/// No device of this machine could import them: an importer has to reach memory of other devices.
+fn memory_of_the_device_is_exported() -> Verdict {
+    let context = super::open()?;
+    let uar = Uar::alloc(&context, UarKind::NonCached)?;
+    let page = supported(uar.export_dma_buf(), Capability::DmabufExport)?;
+    assert_eq!(length_of(&page)?, uar.len() as u64);
+    let count = || context.handles(ObjectKind::DMABUF).map(|handles| handles.len());
+    assert_eq!(count()?, 1);
+    uar.destroy()?;
+    let var = supported(Var::alloc(&context, VarKind::Virtio), Capability::Var)?;
+    let doorbell = var.export_dma_buf()?;
+    assert_eq!(length_of(&doorbell)?, env::page_size() as u64);
+    // The second begins behind the first, in the middle of a page.
+    let first = supported(context.alloc_dm(64, 8), Capability::DeviceMemory)?;
+    let second = context.alloc_dm(env::page_size(), 8)?;
+    for memory in [&first, &second] {
+        let part = memory.export_dma_buf()?;
+        assert!(part.offset < env::page_size() as u64, "{}", part.offset);
+        let length = length_of(&part.file)?;
+        assert!(part.offset + memory.len() as u64 <= length, "{} of {length}", part.offset);
+    }
+    drop((page, doorbell));
+    assert_eq!(count()?, 0);
+    Ok(())
+}
+
+fn exported_memory_leaves_nothing() -> Verdict {
+    super::open()?;
+    rounds(&[ObjectKind::DMABUF, ObjectKind::MLX5_UAR], |context| {
+        let context = context.clone();
+        Ok(Box::new(move || {
+            let uar = Uar::alloc(&context, UarKind::NonCached)?;
+            let page = supported(uar.export_dma_buf(), Capability::DmabufExport)?;
+            // In either order: the kernel takes the page away from the file.
+            drop(uar);
+            drop(page);
+            let uar = Uar::alloc(&context, UarKind::NonCached)?;
+            drop(uar.export_dma_buf()?);
+            drop(uar);
             Ok(())
         }))
     })

@@ -262,6 +262,12 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::UntilOrFrom(Series(7, 1), Series(6, 12), "6.12.108"),
     ),
     (
+        "dmabuf_export",
+        DecidedBy::Driver,
+        Has::Never,
+        Has::Probed(btf("ib_uverbs", "UVERBS_ATTR_ALLOC_DMABUF_PGOFF"), Series(7, 0)),
+    ),
+    (
         "dmabuf_queues",
         DecidedBy::Device,
         Has::Never,
