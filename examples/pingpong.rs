@@ -182,10 +182,18 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
         }
         Result::Ok(())
     };
-    let played = tokio::select! {
-        biased;
-        ended = driver => ended.map_err(Into::into),
-        played = play => played,
+    let played = match blocking {
+        // The driver sleeps, so that the messages come first.
+        true => tokio::select! {
+            biased;
+            played = play => played,
+            ended = driver => ended.map_err(Into::into),
+        },
+        false => tokio::select! {
+            biased;
+            ended = driver => ended.map_err(Into::into),
+            played = play => played,
+        },
     };
     if let Err(error) = played {
         // The other task may have the reason: the peer left.

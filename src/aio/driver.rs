@@ -107,9 +107,9 @@ pub trait Readiness {
 /// one completion queue and for nothing else. An event costs one system call, as with
 /// [`CompletionChannel::wait`](crate::CompletionChannel::wait) of a blocking channel.
 ///
-/// The driver's poll returns after completions, and blocks its thread while there are none. A completion ends the
-/// sleep, and so does the removal of the device. A waker that another thread calls, a timer or another file does not:
-/// the handles and futures of the queue stay on the driver's thread.
+/// The driver's poll returns after completions, and blocks its thread while there are none: poll the futures first, for
+/// they post the requests. A completion ends the sleep, and so does the removal of the device. A waker that another
+/// thread calls, a timer or another file does not: the handles and futures of the queue stay on the driver's thread.
 ///
 /// ```no_run
 /// # use std::future::Future;
