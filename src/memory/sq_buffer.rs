@@ -99,7 +99,8 @@ impl<'r, T> WqeSlot<'r, T> {
         parts: &[&[u8]],
         skipped: usize,
     ) -> u32 {
-        self.wqebbs.inline_list(self.offset, n, word, length, parts, skipped)
+        // SAFETY: the offset is of these WQEBBs, since only `SqBuffer::at` makes slots.
+        unsafe { self.wqebbs.inline_list(self.offset, n, word, length, parts, skipped) }
     }
 }
 

@@ -204,12 +204,12 @@ impl<S: Sharing> SendBatch<'_, S> {
     pub(crate) fn try_push_lent(&mut self, wr: &SendWr<'_>, sge: Option<Sge>) -> bool {
         let SendRingMut::Mlx5(sq) = &self.ring else { return false };
         match wr.payload {
-            Payload::Inline(_) => sq.try_push(&mut self.cursor, wr),
+            Payload::Inline(_) | Payload::InlineList(_) => sq.try_push(&mut self.cursor, wr),
             Payload::Sges([]) => {
                 let wr = SendWr { payload: Payload::Sges(sge.as_slice()), ..*wr };
                 sq.try_push(&mut self.cursor, &wr)
             }
-            Payload::Sges(_) | Payload::InlineList(_) => false,
+            Payload::Sges(_) => false,
         }
     }
 

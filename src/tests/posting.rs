@@ -126,6 +126,7 @@ fn a_request_that_is_refused_leaves_the_batch_as_it_was() {
         (SendWr::send(&too_long), PostError::TooLong),
         (SendWr::send(&[]).inline(&long), PostError::InlineTooLong { max: 32 }),
         (SendWr::read(REMOTE, &[]).inline(&[1]), PostError::NoInline),
+        (SendWr::read(REMOTE, &[]).inline_list(&[]), PostError::NoInline),
         (SendWr::local_inv(Rkey(1)).inline(&[1]), PostError::NoInline),
         (SendWr::atomic_write(REMOTE, [0; 8]).inline(&[1]), PostError::NoInline),
         (SendWr::compare_swap(odd, 0, 0, &[SGE]), PostError::Unaligned),

@@ -310,8 +310,7 @@ impl Mlx5Sq {
         let fits = match wr.payload {
             // A zero length means 2^31 to the device, and the uppermost bit means inline data.
             Payload::Sges([sge]) => sge.length as i32 > 0,
-            Payload::Sges(_) | Payload::Inline(_) => true,
-            Payload::InlineList(_) => return false,
+            Payload::Sges(_) | Payload::Inline(_) | Payload::InlineList(_) => true,
         };
         let unchecked = match (&wr.destination, wr.srq, &wr.payload) {
             (None, None, Payload::Sges(_)) => self.unchecked_now.gather,
@@ -740,7 +739,11 @@ impl Wqe<'_> {
         match payload {
             Payload::Sges(sges) => self.gather(size, sges),
             Payload::Inline(bytes) => self.inline(size, bytes),
-            Payload::InlineList(parts) => self.inline_list(size, parts, 0),
+            Payload::InlineList(parts) => {
+                // By value, so that the size of all other WQEs stays in a register.
+                *size = self.inline_list(*size, parts, 0)?;
+                Ok(())
+            }
         }
     }
 
@@ -853,16 +856,16 @@ impl Wqe<'_> {
     }
 
     /// As [`inline`](Self::inline), of several slices without their first `skipped` bytes.
+    /// Returns the size of the WQE so far.
     #[inline(never)]
-    fn inline_list(self, size: &mut u32, parts: &[&[u8]], skipped: usize) -> Result<(), PostError> {
+    fn inline_list(self, size: u32, parts: &[&[u8]], skipped: usize) -> Result<u32, PostError> {
         let max = self.ring.max_inline;
         let length = inline_bytes(parts).saturating_sub(skipped);
         if length > max {
             return Err(PostError::InlineTooLong { max: max as u32 });
         }
         let word = inline_length(length as u32);
-        *size += self.slot.inline_list(*size, word, length, parts, skipped);
-        Ok(())
+        Ok(size + self.slot.inline_list(size, word, length, parts, skipped))
     }
 }
 

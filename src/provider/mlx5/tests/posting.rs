@@ -167,8 +167,6 @@ fn a_list_of_slices_is_posted_as_one_slice() {
     let overflowing = [&data[..]; 300];
     let too_long = sends.post(&[SendWr::send(&[]).inline_list(&overflowing)]).map(drop);
     assert_eq!(too_long, Err(PostError::InlineTooLong { max: 980 }));
-    let read = SendWr::read(REMOTE, &[]).inline_list(&[]);
-    assert_eq!(sends.post(&[read]).map(drop), Err(PostError::NoInline));
 }
 
 /// Requests of one to eight WQEBBs, which begin at every WQEBB of the queue.
