@@ -6,10 +6,10 @@
 use super::case::Case;
 
 /// Makes the cable, the namespace `away` with our end (10.1.0.2), and `rxe2` at the other (10.1.0.1), unless an earlier
-/// case did. In the middle of the cable, in the namespace `between`, is a switch. `there` runs a command in `away`,
-/// `tcp_there` is [`tcp`](super::case::PRELUDE) of it, `weather PACKETS NETEM...` makes both ports of the switch lose,
-/// repeat or reorder packets until soft-RoCE has sent so many. On its own interface they would do it in the sight of
-/// soft-RoCE: it takes a packet that netem drops there for one that it could not send, and its queue pair fails.
+/// case did. A switch in the namespace `between` joins them. `there` runs a command in `away`, and `tcp_there` is
+/// [`tcp`](super::case::PRELUDE) of that namespace. `impair PACKETS NETEM...` makes both ports of the switch lose, repeat
+/// or reorder packets until soft-RoCE has sent so many. On soft-RoCE's own interface a packet that netem drops would be an
+/// error of sending.
 const CABLE: &str = r#"
 ip=/usr/bin/ip gids=/sys/class/infiniband/rxe2/ports/1/gids
 $ip netns list | grep -q "^away" || {
@@ -34,14 +34,13 @@ there="$ip netns exec away" tc="$ip netns exec between /usr/sbin/tc"
 sim="$there env UVERBS_SIM=udp:10.1.0.2"
 tcp_there() { $there grep -qE ":$(printf %04X $1) [0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6; }
 sent() { $tc -s qdisc show dev b1 | sed -n 's/.* bytes \([0-9]*\) pkt.*/\1/p'; }
-clean() { $tc qdisc del dev b0 root; $tc qdisc del dev b1 root; }
-weather() {
-    packets=$1 ended=$(mktemp -u); shift
+unimpair() { [ -e $unimpaired ] || { $tc qdisc del dev b0 root; $tc qdisc del dev b1 root; touch $unimpaired; }; }
+impair() {
+    packets=$1 unimpaired=$(mktemp -u); shift
+    trap 'kill $counter $server $client; unimpair' EXIT
     $tc qdisc replace dev b0 root netem "$@" && $tc qdisc replace dev b1 root netem "$@" || fail "no netem"
-    trap 'kill $weather; [ -e $ended ] || clean' EXIT
-    { until [ $(sent) -ge $packets ]; do usleep 50000; done; clean; touch $ended; } & weather=$!
+    { for turn in $(seq 1000); do [ "$(sent)" -ge $packets ] && break; usleep 50000; done; unimpair; } & counter=$!
 }
-weather_ended() { wait $weather; [ -e $ended ] || fail "the weather did not end"; }
 "#;
 
 fn case(name: &str, script: &str) -> Case {
@@ -87,94 +86,136 @@ fn pingpongs() -> Vec<Case> {
     cases
 }
 
-/// Connections by address, with Linux's connection manager at the other end. A device in a process listens where
-/// nobody sees it, so that a client is run again while it is refused.
+/// A client that is refused is run again: a device in a process listens where nobody sees it.
+const AGAIN: &str = r#"
+again() {
+    for turn in $(seq 40); do
+        "$@" >said 2>&1; status=$?
+        grep -qiE 'reject|unreachable' said && kill -0 $server || break
+        usleep 250000
+    done
+    cat said
+    return $status
+}
+cd $(mktemp -d) || exit 1
+trap 'kill $server; wait $server' EXIT
+"#;
+
+/// Connections by address, with Linux's connection manager at the other end: rdma-core's program serves ours, and ours
+/// serves rdma-core's, which prints `end`.
 fn connections() -> Vec<Case> {
-    let both = |name: &str, serves: &str, asks: &str, ends: &str| {
-        let again = "again() { for turn in $(seq 40); do \"$@\" >said 2>&1 && break; grep -qiE 'reject|unreachable' said || \
-                     break; usleep 250000; done; cat said; }";
+    let both = |name: &str, theirs: [&str; 2], ours: [&str; 2], end: &str| {
+        let ([they_serve, they_ask], [we_serve, we_ask]) = (theirs, ours);
         case(
             &format!("cm::{name}"),
             &format!(
-                "cd $(mktemp -d) || exit 1\n{again}\n\
-                 (pair cm '{name} {serves} 10.1.0.1' \"$sim uverbs cm {name} {asks} 10.1.0.1\") || fail 'theirs serves'\n\
-                 timeout 100 $sim uverbs cm {name} {serves} 10.1.0.2 >server 2>&1 & server=$!\n\
-                 again timeout 90 {name} {asks} 10.1.0.2 >client 2>&1; cat client\n\
+                "{AGAIN}\n\
+                 (pair cm '{they_serve} 10.1.0.1' \"$sim uverbs cm {we_ask} 10.1.0.1\") || fail 'theirs serves'\n\
+                 timeout 60 $sim uverbs cm {we_serve} 10.1.0.2 >server 2>&1 & server=$!\n\
+                 again timeout 20 {they_ask} 10.1.0.2 >client 2>&1; client=$?; cat client\n\
+                 [ $client = 0 ] || fail \"the client ended with $client\"\n\
                  wait $server || fail \"the server ended with $?: $(cat server)\"\n\
-                 {ends}"
+                 grep -q '{end}' client || fail 'the client did not come to its end'"
             ),
         )
     };
     let mut cases = vec![
-        both("rping", "-s -C 20 -a", "-c -C 20 -a", "grep -q 'client DISCONNECT EVENT' client"),
-        both("ucmatose", "-c 3 -C 5 -b", "-c 3 -C 5 -s", "grep -q 'return status 0' client"),
-        both("udaddy", "-c 3 -C 5 -b", "-c 3 -C 5 -s", "grep -q 'return status 0' client"),
+        both(
+            "rping",
+            ["rping -s -C 20 -V -a", "rping -c -C 20 -V -v -a"],
+            ["rping -s -a", "rping -c -C 20 -a"],
+            "rdma-ping-19",
+        ),
+        both(
+            "ucmatose",
+            ["ucmatose -c 3 -C 5 -b", "ucmatose -c 3 -C 5 -s"],
+            ["ucmatose -c 3 -C 5 -b", "ucmatose -c 3 -C 5 -s"],
+            "return status 0",
+        ),
+        both(
+            "udaddy",
+            ["udaddy -c 3 -C 5 -b", "udaddy -c 3 -C 5 -s"],
+            ["udaddy -c 3 -C 5 -b", "udaddy -c 3 -C 5 -s"],
+            "return status 0",
+        ),
     ];
     cases.push(case(
         "cm::nobody_listens",
-        "$sim uverbs cm rping -c -a 10.1.0.1 -p 9 2>&1 | grep -q 'nobody listens' || fail 'not heard from theirs'\n\
-         timeout 100 $sim uverbs cm rping -s -a 10.1.0.2 -p 9 & server=$!\n\
-         until_true \"$there grep -q ':12B7 ' /proc/net/udp\" || exit 1\n\
-         rping -c -a 10.1.0.2 -p 10 2>&1 | grep -q 'REJECTED, error 8' || fail 'not heard from ours'\n\
-         kill $server",
+        &format!(
+            "{AGAIN}\n\
+             timeout 60 $sim uverbs cm rping -c -a 10.1.0.1 -p 9 2>&1 | grep -q 'nobody listens' || fail 'by theirs'\n\
+             timeout 60 $sim uverbs cm rping -s -a 10.1.0.2 -p 9 & server=$!\n\
+             until_true \"$there grep -q ':12B7 ' /proc/net/udp\" || exit 1\n\
+             timeout 60 rping -c -a 10.1.0.2 -p 10 2>&1 | grep -q 'REJECTED, error 8' || fail 'by ours'"
+        ),
     ));
     cases
 }
 
 /// Parameters of `tc netem`, and how many packets soft-RoCE sends under them: it waits for a timeout of 67 ms whenever
 /// packets change places, as it does with soft-RoCE at the other end.
-const WEATHER: [(&str, &str, u32); 4] = [
+const IMPAIRMENTS: [(&str, &str, u32); 4] = [
     ("loss", "loss 3%", 500),
     ("duplicates", "duplicate 10%", 500),
     ("reordering", "delay 1ms reorder 75%", 200),
     ("all", "delay 1ms reorder 90% loss 1% duplicate 2% corrupt 1%", 200),
 ];
 
-/// `play ASKS READY SERVER CLIENT` runs a ping-pong under weather, of which ours is the client if ASKS is 1. Of two
-/// soft-RoCE devices one in seven such ping-pongs stops for good (docs/KERNEL-NOTES.md), so that one is repeated in which
-/// all that ours has sent was acknowledged, and soft-RoCE sends nothing.
+/// `play OURS_IS_CLIENT READY SERVER CLIENT` runs a ping-pong while `$netem` impairs the switch. One in seven such
+/// ping-pongs between two soft-RoCE devices stops for good (docs/KERNEL-NOTES.md). So it is repeated if soft-RoCE sends
+/// nothing more, its program waits, and ours has its last message acknowledged.
 const PLAY: &str = r#"
+sent_by_rxe() { cat /sys/class/infiniband/rxe2/ports/1/hw_counters/sent_pkts; }
 once() {
+    impair $netem
     $3 >server 2>&1 & server=$!
     until_true "$2" || exit 1
     $4 >client 2>&1 & client=$!
     if [ $1 = 1 ]; then ours=$client theirs=$server said=client; else ours=$server theirs=$client said=server; fi
-    wait $ours; ours=$?
-    [ $ours = 0 ] || kill $theirs
-    wait $theirs; theirs=$?
+    wait $ours; ours_ended=$? silent=no
+    if [ $ours_ended != 0 ]; then
+        before=$(sent_by_rxe); sleep 1
+        [ $(sent_by_rxe) = $before ] && silent=yes
+        kill $theirs
+    fi
+    wait $theirs; theirs_ended=$?
     echo "$3"; cat server; echo "$4"; cat client
 }
 play() {
     cd $(mktemp -d) || exit 1
     for turn in 1 2 3 4; do
         once "$@"
-        [ $ours = 0 ] && [ $theirs = 0 ] && return
-        set -- "$@" $(sed -n 's/.*no progress.* with \([0-9]*\) sent and \([0-9]*\) received.*/\1 \2/p' $said)
-        [ $# = 6 ] && [ $5 = $(($6 + $1)) ] || fail "ours ended with $ours, theirs with $theirs"
+        if [ $ours_ended = 0 ] && [ $theirs_ended = 0 ]; then
+            [ -e $unimpaired ] || fail "the last ACKs may have been lost"
+            return
+        fi
+        ahead=$(sed -n 's/.*no progress.* with \([0-9]*\) sent and \([0-9]*\) received.*/\1 - \2/p' $said)
+        [ $silent = yes ] && [ $theirs_ended = 143 ] && [ -n "$ahead" ] && [ $(($ahead)) = $1 ] ||
+            fail "ours ended with $ours_ended, theirs with $theirs_ended"
         echo "soft-RoCE has stopped"
-        set -- "$1" "$2" "$3" "$4"
+        kill $counter; unimpair
     done
     fail "soft-RoCE stops each time"
 }
 "#;
 
-/// Ping-pongs of several packets a message over a cable that loses, doubles or reorders them. The weather ends before
-/// the ping-pong does: a program that has all its completions leaves, and if its last ACK were lost, nobody would be
-/// there to repeat it, and the other program could only fail.
-fn weather() -> Vec<Case> {
+/// Ping-pongs of several packets a message over a cable that loses, doubles or reorders them. That ends before the
+/// ping-pong does: a program that has all its completions leaves, and if its last ACK were lost, nobody would be there
+/// to repeat it, and the other program could only fail.
+fn impaired() -> Vec<Case> {
     let [theirs, ours] = commands("rc", "-m 1024 -s 8192 -n 150");
-    let roles = [
-        format!("play 1 'tcp 18515' \"timeout 100 {theirs}\" \"{ours} 10.1.0.1\""),
-        format!("play 0 'tcp_there 18515' \"{ours}\" \"timeout 100 {theirs} 10.1.0.2\""),
-    ];
+    let (theirs, ours) = (format!("timeout 60 {theirs}"), format!("timeout 60 {ours}"));
     let case = |&(name, netem, packets)| {
-        let script: Vec<String> = roles
-            .iter()
-            .map(|play| format!("weather {packets} {netem}\n{play}\nweather_ended"))
-            .collect();
-        self::case(&format!("rc_pingpong::{name}"), &format!("{PLAY}\n{}", script.join("\n")))
+        self::case(
+            &format!("rc_pingpong::{name}"),
+            &format!(
+                "{PLAY}\nnetem='{packets} {netem}'\n\
+                 play 1 'tcp 18515' \"{theirs}\" \"{ours} 10.1.0.1\"\n\
+                 play 0 'tcp_there 18515' \"{ours}\" \"{theirs} 10.1.0.2\""
+            ),
+        )
     };
-    WEATHER.iter().map(case).collect()
+    IMPAIRMENTS.iter().map(case).collect()
 }
 
 /// Parts of the device suite, with our device as one side of each pair and soft-RoCE as the other.
@@ -205,7 +246,7 @@ fn suite(side: &str, part: &str) -> Case {
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = pingpongs();
     cases.extend(connections());
-    cases.extend(weather());
+    cases.extend(impaired());
     cases.extend(["a", "b"].iter().flat_map(|side| PARTS.map(|part| suite(side, part))));
     cases
 }
