@@ -52,11 +52,16 @@ impl fmt::Display for Counts {
 impl Summary {
     /// Whether anything failed, or nothing ran.
     pub(crate) fn failed(&self) -> bool {
-        let counts = self.counts();
+        let counts = self.all();
         counts.failed > 0 || counts.passed == 0
     }
 
-    fn counts(&self) -> Counts {
+    /// The counts of everything.
+    pub(crate) fn counts(&self) -> impl fmt::Display + use<> {
+        self.all()
+    }
+
+    fn all(&self) -> Counts {
         Counts::of(self.sections.iter().flat_map(|section| &section.reports))
     }
 
@@ -93,7 +98,7 @@ impl fmt::Display for Summary {
                     writeln!(to, "FAILED {}: {}", section.name, report.name)?;
                 }
             }
-            return write!(to, "{}", self.counts());
+            return write!(to, "{}", self.all());
         }
         for ((reason, names), sections) in self.skips() {
             let reason = if reason.is_empty() { "(no reason given)" } else { reason };
@@ -120,7 +125,7 @@ impl fmt::Display for Summary {
             };
             writeln!(to, "{:width$}  {counts}{note}", section.name)?;
         }
-        write!(to, "{}", self.counts())
+        write!(to, "{}", self.all())
     }
 }
 
