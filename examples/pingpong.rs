@@ -4,11 +4,11 @@
 //! place of HOST one process plays both sides. With `--blocking` the thread sleeps in the read of the next event, and
 //! not in the event loop.
 
+use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::tokio::{HANDSHAKE_TIMEOUT, Registered, handshake};
 use uverbs::aio::{AsyncQueuePair, Blocking, Readiness};
@@ -70,12 +70,14 @@ fn arguments() -> Result<Arguments> {
 /// Waits for the byte by which the other side reports that it has finished. If the other side leaves without it, or
 /// finishes long before this side, no posted request waits any longer.
 ///
-/// It runs in a task of its own, which does not slow messages down.
-async fn hear(mut stream: OwnedReadHalf, qp: AsyncQueuePair) -> Result<()> {
-    match stream.read_u8().await {
-        Ok(b'E') => {
+/// It runs on a thread of its own: with `--blocking` that of the messages sleeps, and else it does not slow them down.
+fn hear(mut stream: std::net::TcpStream, qp: &AsyncQueuePair) -> Result<()> {
+    let mut byte = [0];
+    match stream.read_exact(&mut byte) {
+        Ok(()) if byte == *b"E" => {
             // The other side waits for this one now, which aborts if it has not finished after a while. Not by a timer
             // of the event loop, which would slow each message down.
+            let qp = qp.clone();
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_secs(10));
                 let _ = qp.abort();
@@ -87,6 +89,16 @@ async fn hear(mut stream: OwnedReadHalf, qp: AsyncQueuePair) -> Result<()> {
             let _ = qp.abort();
             Err("the other side is gone".into())
         }
+    }
+}
+
+/// The connection to the other side, which ends with this side, so that [`hear`] does.
+struct Hangup(std::net::TcpStream);
+
+impl Drop for Hangup {
+    fn drop(&mut self) {
+        // The other side may have ended it.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 }
 
@@ -158,8 +170,11 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
 
     let mut buffer = pool.take()?;
     buffer.set_len(size);
-    let (reader, mut writer) = stream.into_split();
-    let heard = tokio::spawn(hear(reader, qp.clone()));
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    let (reader, hearer) = (stream.try_clone()?, qp.clone());
+    let mut stream = Hangup(stream);
+    let heard = tokio::task::spawn_blocking(move || hear(reader, &hearer));
     let started = Instant::now();
     let play = async {
         if !client {
@@ -206,7 +221,7 @@ async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> 
         elapsed.as_secs_f64()
     );
     // A peer that is gone acknowledges nothing.
-    writer.write_u8(b'E').await?;
+    stream.0.write_all(b"E")?;
     heard.await?
 }
 

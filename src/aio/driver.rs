@@ -104,29 +104,46 @@ pub trait Readiness {
 }
 
 /// Sleeps in `read(2)` until the next event, in place of an event loop: for a thread whose futures wait for requests of
-/// one completion queue and for nothing else. An event costs one system call, as with
-/// [`CompletionChannel::wait`](crate::CompletionChannel::wait) of a blocking channel.
+/// one completion queue and for nothing else. Sleeping and reading the event are one system call, as with
+/// [`CompletionChannel::wait`](crate::CompletionChannel::wait) of a blocking channel; arming the queue is another on
+/// soft-RoCE.
 ///
 /// The driver's poll returns after completions, and blocks its thread while there are none: poll the futures first, for
-/// they post the requests. A completion ends the sleep, and so does the removal of the device. A waker that another
-/// thread calls, a timer or another file does not: the handles and futures of the queue stay on the driver's thread.
+/// they post the requests, and again while they wake themselves. A completion ends the sleep, and so does the removal of
+/// the device. A waker, a timer or another file does not: the handles and futures of the queue stay on the driver's
+/// thread. On a stepped fabric nobody steps while a thread sleeps; [`Fabric`](crate::sim::Fabric) drives futures there.
 ///
 /// ```no_run
-/// # use std::future::Future;
-/// # use std::pin::pin;
-/// use std::task::{Context, Poll, Waker};
+/// use std::future::Future;
+/// use std::pin::pin;
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use std::task::{Context, Poll, Wake, Waker};
 /// use uverbs::aio::{AsyncQueuePair, Blocking, Driver};
+///
+/// /// Whether a future was woken since it was polled.
+/// struct Woken(AtomicBool);
+///
+/// impl Wake for Woken {
+///     fn wake(self: Arc<Self>) {
+///         self.0.store(true, Ordering::Relaxed);
+///     }
+/// }
 ///
 /// /// Runs a future of the queue that the driver polls.
 /// fn block_on<F: Future>(driver: Driver<Blocking>, future: F) -> uverbs::Result<F::Output> {
+///     let woken = Arc::new(Woken(AtomicBool::new(true)));
+///     let waker = Waker::from(woken.clone());
 ///     let (mut driver, mut future) = (pin!(driver), pin!(future));
-///     let mut cx = Context::from_waker(Waker::noop());
 ///     loop {
-///         if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
-///             return Ok(output);
+///         while woken.0.swap(false, Ordering::Relaxed) {
+///             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+///                 return Ok(output);
+///             }
 ///         }
-///         if let Poll::Ready(ended) = driver.as_mut().poll(&mut cx) {
+///         if let Poll::Ready(ended) = driver.as_mut().poll(&mut Context::from_waker(&waker)) {
 ///             ended?;
+///             panic!("the future waits, and has no queue left");
 ///         }
 ///     }
 /// }
