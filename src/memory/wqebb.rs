@@ -154,7 +154,7 @@ impl Wqebbs {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The offset is of this ring.
     #[inline(always)]
     pub(super) unsafe fn inline_list(
         &self,
@@ -176,12 +176,44 @@ impl Wqebbs {
         inline_segments(length)
     }
 
-    /// The same for all bytes of the slices, if they end before the ring does; `false`, and nothing done, for all other
-    /// data.
+    /// As [`inline`](Self::inline) for data that ends before the ring does; `false`, and nothing done, for all other data.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The offset is of this ring.
+    #[inline(always)]
+    unsafe fn inline_long(
+        &self,
+        offset: WqebbOffset,
+        segment: u32,
+        length: Be32,
+        bytes: &[u8],
+    ) -> bool {
+        #[cfg(test)]
+        record_step(RecordedStep::Request);
+        // SAFETY: the caller's promise.
+        let wqebb = unsafe { self.get(offset) };
+        let place = wqebb.base.wrapping_add(segment as u8 as usize).cast::<Be32>();
+        let to = place.wrapping_add(1).cast::<u8>();
+        // Negative if the data would begin behind the end.
+        let room = self.end.wrapping_sub(to.addr()) as isize;
+        if bytes.is_empty() || bytes.len() as isize > room {
+            return false;
+        }
+        // SAFETY: inside, as the data is that follows, and aligned as a segment is.
+        unsafe { place.write(length) };
+        // SAFETY: there is room for all bytes; queue memory is never lent as a slice, so that the two lie
+        // apart.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        true
+    }
+
+    /// As [`inline_list`](Self::inline_list) for all bytes of the slices, if they end before the ring does; `false`, and
+    /// nothing done, for all other data.
+    ///
+    /// # Safety
+    ///
+    /// The offset is of this ring.
     #[inline(always)]
     unsafe fn inline_list_long(
         &self,
@@ -217,38 +249,6 @@ impl Wqebbs {
         }
         true
     }
-
-    /// The same for data that ends before the ring does; `false`, and nothing done, for all other data.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    #[inline(always)]
-    unsafe fn inline_long(
-        &self,
-        offset: WqebbOffset,
-        segment: u32,
-        length: Be32,
-        bytes: &[u8],
-    ) -> bool {
-        #[cfg(test)]
-        record_step(RecordedStep::Request);
-        // SAFETY: the caller's promise.
-        let wqebb = unsafe { self.get(offset) };
-        let place = wqebb.base.wrapping_add(segment as u8 as usize).cast::<Be32>();
-        let to = place.wrapping_add(1).cast::<u8>();
-        // Negative if the data would begin behind the end.
-        let room = self.end.wrapping_sub(to.addr()) as isize;
-        if bytes.is_empty() || bytes.len() as isize > room {
-            return false;
-        }
-        // SAFETY: inside, as the data is that follows, and aligned as a segment is.
-        unsafe { place.write(length) };
-        // SAFETY: there is room for all bytes; queue memory is never lent as a slice, so that the two lie
-        // apart.
-        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        true
-    }
 }
 
 /// WQEBBs side by side.
@@ -271,7 +271,7 @@ impl<'r> WqebbRun<'r> {
     }
 }
 
-/// Copies a slice of a list. Most are headers: up to 64 bytes a call of `memcpy` takes 20 instructions more.
+/// Copies a slice of a list. Most are headers: of 8 to 64 bytes a call of `memcpy` takes 20 instructions more.
 ///
 /// # Safety
 ///
@@ -280,20 +280,34 @@ impl<'r> WqebbRun<'r> {
 unsafe fn copy(part: &[u8], to: *mut u8) {
     /// As many bytes as the processor moves at once.
     const CHUNK: usize = 16;
-    let last = match part.last_chunk::<CHUNK>() {
-        Some(last) if part.len() <= 4 * CHUNK => last,
+    match part.len() {
         // SAFETY: the caller's promise.
-        _ => return unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) },
-    };
-    let mut at = to;
-    for chunk in part.chunks_exact(CHUNK) {
-        // SAFETY: the caller's promise, of the chunk's place.
-        unsafe { at.copy_from_nonoverlapping(chunk.as_ptr(), CHUNK) };
-        at = at.wrapping_add(CHUNK);
+        8..CHUNK => unsafe { copy_in_steps::<8>(part, to) },
+        // SAFETY: the caller's promise.
+        CHUNK..=64 => unsafe { copy_in_steps::<CHUNK>(part, to) },
+        // SAFETY: the caller's promise.
+        length => unsafe { to.copy_from_nonoverlapping(part.as_ptr(), length) },
     }
-    let at = to.wrapping_add(part.len() - CHUNK);
-    // SAFETY: the same of the last bytes, some of which may have been copied.
-    unsafe { at.copy_from_nonoverlapping(last.as_ptr(), CHUNK) };
+}
+
+/// Copies a slice of at least `STEP` bytes, so many at a time.
+///
+/// # Safety
+///
+/// As of [`copy`].
+#[inline(always)]
+unsafe fn copy_in_steps<const STEP: usize>(part: &[u8], to: *mut u8) {
+    let mut at = to;
+    for step in part.chunks_exact(STEP) {
+        // SAFETY: the caller's promise, of the step's place.
+        unsafe { at.copy_from_nonoverlapping(step.as_ptr(), STEP) };
+        at = at.wrapping_add(STEP);
+    }
+    if let Some(last) = part.last_chunk::<STEP>() {
+        let at = to.wrapping_add(part.len() - STEP);
+        // SAFETY: the same of the last bytes, some of which may have been copied.
+        unsafe { at.copy_from_nonoverlapping(last.as_ptr(), STEP) };
+    }
 }
 
 /// Segments of inline data, with the word that says how long it is.
