@@ -163,7 +163,8 @@ impl DeviceMemory {
     }
 
     /// Exports the memory as a dma-buf, by which another device reaches it without the processor. The importer has to
-    /// do peer-to-peer DMA, and may not pin the memory: when it is freed here, importers lose it, and the file stays empty.
+    /// do peer-to-peer DMA, and may not pin the memory: when it is freed here, importers lose it, and the file
+    /// maps nothing any more (`ENODEV`).
     ///
     /// The file has whole pages, and the memory begins at an offset in the first one. Other memory of the device may
     /// lie in the rest.
@@ -177,7 +178,8 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EMFILE` or `ENFILE` without a file left.
+    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EINVAL` if another process freed it;
+    /// `EMFILE` or `ENFILE` without a file left.
     #[doc(alias = "ibv_dm_export_dmabuf_fd")]
     pub fn export_dma_buf(&self) -> Result<DmaBufPart> {
         let location = self.inner.location;

@@ -136,11 +136,11 @@ impl File {
             let error = Error::from_kernel(VERB, errno);
             match (errno, error.errno()) {
                 (Errno::INVAL, _) => {
-                    error.detail(format!("no page of the device is mapped at {mmap_offset:#x}"))
+                    error.detail("the kernel has no such page any more: was its object freed?")
                 }
-                (_, Errno::OPNOTSUPP) => {
-                    error.detail("Linux exports pages of a device from 7.0 on, those of mlx5")
-                }
+                (_, Errno::OPNOTSUPP) => error.detail(
+                    "it needs Linux 7.0, with peer-to-peer DMA (CONFIG_PCI_P2PDMA), and mlx5",
+                ),
                 _ => error,
             }
         })

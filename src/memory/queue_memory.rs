@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 /// A dma-buf that memory is a part of: that of a queue, or of the device.
 #[derive(Debug)]
 pub struct DmaBufPart {
-    /// The dma-buf; a duplicate will do.
+    /// The dma-buf, or a duplicate of its file.
     pub file: OwnedFd,
     /// The offset in it where the memory begins, in bytes.
     pub offset: u64,

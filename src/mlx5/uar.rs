@@ -106,7 +106,8 @@ impl Uar {
     }
 
     /// Exports the page as a dma-buf, by which another device reaches it without the processor. The importer has to
-    /// do peer-to-peer DMA, and may not pin the page: when it is freed here, importers lose it, and the file stays empty.
+    /// do peer-to-peer DMA, and may not pin the page: when it is freed here, importers lose it, and the file
+    /// maps nothing any more (`ENODEV`).
     ///
     /// ```no_run
     /// # fn f(uar: &uverbs::mlx5::Uar) -> uverbs::Result<()> {
@@ -116,7 +117,8 @@ impl Uar {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EMFILE` or `ENFILE` without a file left.
+    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EINVAL` if another process freed it;
+    /// `EMFILE` or `ENFILE` without a file left.
     #[doc(alias = "mlx5dv_devx_uar_export_dmabuf_fd")]
     pub fn export_dma_buf(&self) -> Result<OwnedFd> {
         self.object.file().export_dma_buf(self.page.offset)

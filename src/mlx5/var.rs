@@ -174,7 +174,8 @@ impl Var {
     }
 
     /// Exports the page as a dma-buf, by which another device reaches it without the processor. The importer has to
-    /// do peer-to-peer DMA, and may not pin the page: when it is freed here, importers lose it, and the file stays empty.
+    /// do peer-to-peer DMA, and may not pin the page: when it is freed here, importers lose it, and the file
+    /// maps nothing any more (`ENODEV`). As with [`map`](Self::map), larger pages of the system hold several VARs.
     ///
     /// ```no_run
     /// # fn f(var: &uverbs::mlx5::Var) -> uverbs::Result<()> {
@@ -184,7 +185,8 @@ impl Var {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EMFILE` or `ENFILE` without a file left.
+    /// `EOPNOTSUPP` before Linux 7.0, and of a kernel without peer-to-peer DMA; `EINVAL` if another process freed it;
+    /// `EMFILE` or `ENFILE` without a file left.
     pub fn export_dma_buf(&self) -> Result<OwnedFd> {
         self.object.file().export_dma_buf(self.location.mmap_offset)
     }

@@ -299,10 +299,10 @@ fn memory_of_the_device_is_exported() -> Verdict {
     let count = || context.handles(ObjectKind::DMABUF).map(|handles| handles.len());
     assert_eq!(count()?, 1);
     uar.destroy()?;
+    assert_eq!(length_of(&page)?, env::page_size() as u64, "the file outlives the page");
     let var = supported(Var::alloc(&context, VarKind::Virtio), Capability::Var)?;
     let doorbell = var.export_dma_buf()?;
     assert_eq!(length_of(&doorbell)?, env::page_size() as u64);
-    // The second begins behind the first, in the middle of a page.
     let first = supported(context.alloc_dm(64, 8), Capability::DeviceMemory)?;
     let second = context.alloc_dm(env::page_size(), 8)?;
     for memory in [&first, &second] {
