@@ -437,7 +437,12 @@ impl Manager {
         let is_datagram = id.is_datagram();
         let is_request = side.is_some();
         if let Some((side, _)) = &side {
-            check_fits(&side.private_data, if is_datagram { SIDR_REP_DATA } else { REP_DATA })?;
+            let most = if is_datagram { SIDR_REP_DATA } else { REP_DATA };
+            if let Err(errno) = check_fits(&side.private_data, most) {
+                // As `rdma_accept` does when the reply cannot be sent.
+                self.reject(number, REJ_CONSUMER_DEFINED, Vec::new())?;
+                return Err(errno);
+            }
         }
         let done = match side {
             None => self.connections.confirm(connection),

@@ -17,7 +17,7 @@ use std::fmt;
 pub struct Finished<M, T = ()> {
     /// The memory that the request worked on. After a future's receive, a [`Buffer`] is as long as its message.
     pub memory: M,
-    /// The value that the request was pushed with; nothing for a future's.
+    /// The value that the request was pushed with; `()` for a future.
     pub tag: T,
     /// How the request ended.
     pub outcome: Outcome,
@@ -173,6 +173,7 @@ impl<'c, T> VisitedCompletion<'c, T> {
     }
 
     /// Memory, tag and a copy of the completion, to keep.
+    #[must_use = "it holds the memory of the request"]
     pub fn into_owned(self) -> Option<Finished<Memory, T>> {
         let outcome = self.outcome();
         let (memory, tag) = memory_and_tag(self.loan.take())?;
