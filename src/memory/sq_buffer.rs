@@ -99,8 +99,20 @@ impl<'r, T> WqeSlot<'r, T> {
         parts: &[&[u8]],
         skipped: usize,
     ) -> u32 {
+        self.wqebbs.inline_list(self.offset, n, word, length, parts, skipped)
+    }
+
+    /// The same of all their bytes at once, at most `most`; see [`Wqebbs::inline_list_in_one_piece`].
+    #[inline(always)]
+    pub(crate) fn inline_list_in_one_piece(
+        self,
+        n: u32,
+        most: usize,
+        word: impl FnOnce(usize) -> Be32,
+        parts: &[&[u8]],
+    ) -> Option<u32> {
         // SAFETY: the offset is of these WQEBBs, since only `SqBuffer::at` makes slots.
-        unsafe { self.wqebbs.inline_list(self.offset, n, word, length, parts, skipped) }
+        unsafe { self.wqebbs.inline_list_in_one_piece(self.offset, n, most, word, parts) }
     }
 }
 

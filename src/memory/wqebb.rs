@@ -151,12 +151,7 @@ impl Wqebbs {
     }
 
     /// As [`inline`](Self::inline), for data of several slices: `length` bytes behind the first `skipped`.
-    ///
-    /// # Safety
-    ///
-    /// The offset is of this ring.
-    #[inline(always)]
-    pub(super) unsafe fn inline_list(
+    pub(super) fn inline_list(
         &self,
         offset: WqebbOffset,
         segment: u32,
@@ -168,11 +163,7 @@ impl Wqebbs {
         if length == 0 {
             return 0;
         }
-        // SAFETY: the caller's promise.
-        if skipped > 0 || !unsafe { self.inline_list_long(offset, segment, word, length, parts) } {
-            let first = offset.segments().wrapping_add(segment);
-            self.segments.inline_list(first, word, parts, skipped);
-        }
+        self.segments.inline_list(offset.segments().wrapping_add(segment), word, parts, skipped);
         inline_segments(length)
     }
 
@@ -208,46 +199,46 @@ impl Wqebbs {
         true
     }
 
-    /// As [`inline_list`](Self::inline_list) for all bytes of the slices, if they end before the ring does; `false`, and
-    /// nothing done, for all other data.
+    /// As [`inline_list`](Self::inline_list) for all bytes of the slices, if they are at most `most` and end before the
+    /// ring does; `word` says how long they are. `None` for all other data, of which some may have been written.
     ///
     /// # Safety
     ///
     /// The offset is of this ring.
     #[inline(always)]
-    unsafe fn inline_list_long(
+    pub(super) unsafe fn inline_list_in_one_piece(
         &self,
         offset: WqebbOffset,
         segment: u32,
-        word: Be32,
-        length: usize,
+        most: usize,
+        word: impl FnOnce(usize) -> Be32,
         parts: &[&[u8]],
-    ) -> bool {
+    ) -> Option<u32> {
         #[cfg(test)]
         record_step(RecordedStep::Request);
         // SAFETY: the caller's promise.
         let wqebb = unsafe { self.get(offset) };
         let place = wqebb.base.wrapping_add(segment as u8 as usize).cast::<Be32>();
-        let mut to = place.wrapping_add(1).cast::<u8>();
+        let first = place.wrapping_add(1).cast::<u8>();
         // Negative if the data would begin behind the end.
-        let mut room = self.end.wrapping_sub(to.addr()) as isize;
-        if length as isize > room {
-            return false;
-        }
-        // SAFETY: inside, as the data is that follows, and aligned as a segment is.
-        unsafe { place.write(word) };
+        let room = (self.end.wrapping_sub(first.addr()) as isize).min(most as isize);
+        let (mut to, mut left) = (first, room);
         for part in parts {
-            room -= part.len() as isize;
-            // The slices have `length` bytes.
-            debug_assert!(room >= 0);
-            if room < 0 {
-                break;
+            left -= part.len() as isize;
+            if left < 0 {
+                return None;
             }
             // SAFETY: there is room for all bytes; queue memory is never lent as a slice, so that the two lie apart.
             unsafe { copy(part, to) };
             to = to.wrapping_add(part.len());
         }
-        true
+        let length = (room - left) as usize;
+        if length == 0 {
+            return Some(0);
+        }
+        // SAFETY: inside, as the data is that follows, and aligned as a segment is.
+        unsafe { place.write(word(length)) };
+        Some(inline_segments(length))
     }
 }
 
@@ -278,36 +269,35 @@ impl<'r> WqebbRun<'r> {
 /// The bytes behind `to` may be written, and lie apart from the slice.
 #[inline(always)]
 unsafe fn copy(part: &[u8], to: *mut u8) {
-    /// As many bytes as the processor moves at once.
-    const CHUNK: usize = 16;
     match part.len() {
         // SAFETY: the caller's promise.
-        8..CHUNK => unsafe { copy_in_steps::<8>(part, to) },
+        16 => unsafe { to.copy_from_nonoverlapping(part.as_ptr(), 16) },
         // SAFETY: the caller's promise.
-        CHUNK..=64 => unsafe { copy_in_steps::<CHUNK>(part, to) },
+        8..16 => unsafe { copy_ends::<8>(part, to) },
+        // SAFETY: the caller's promise.
+        17..=32 => unsafe { copy_ends::<16>(part, to) },
+        // SAFETY: the caller's promise.
+        33..=64 => unsafe { copy_ends::<32>(part, to) },
         // SAFETY: the caller's promise.
         length => unsafe { to.copy_from_nonoverlapping(part.as_ptr(), length) },
     }
 }
 
-/// Copies a slice of at least `STEP` bytes, so many at a time.
+/// Copies the first and the last `N` bytes of a slice, which overlap unless it has twice as many.
 ///
 /// # Safety
 ///
 /// As of [`copy`].
 #[inline(always)]
-unsafe fn copy_in_steps<const STEP: usize>(part: &[u8], to: *mut u8) {
-    let mut at = to;
-    for step in part.chunks_exact(STEP) {
-        // SAFETY: the caller's promise, of the step's place.
-        unsafe { at.copy_from_nonoverlapping(step.as_ptr(), STEP) };
-        at = at.wrapping_add(STEP);
-    }
-    if let Some(last) = part.last_chunk::<STEP>() {
-        let at = to.wrapping_add(part.len() - STEP);
-        // SAFETY: the same of the last bytes, some of which may have been copied.
-        unsafe { at.copy_from_nonoverlapping(last.as_ptr(), STEP) };
-    }
+unsafe fn copy_ends<const N: usize>(part: &[u8], to: *mut u8) {
+    let (Some(first), Some(last)) = (part.first_chunk::<N>(), part.last_chunk::<N>()) else {
+        return;
+    };
+    // SAFETY: the caller's promise.
+    unsafe { to.copy_from_nonoverlapping(first.as_ptr(), N) };
+    let to = to.wrapping_add(part.len() - N);
+    // SAFETY: the same of the last bytes.
+    unsafe { to.copy_from_nonoverlapping(last.as_ptr(), N) };
 }
 
 /// Segments of inline data, with the word that says how long it is.

@@ -740,8 +740,7 @@ impl Wqe<'_> {
             Payload::Sges(sges) => self.gather(size, sges),
             Payload::Inline(bytes) => self.inline(size, bytes),
             Payload::InlineList(parts) => {
-                // By value, so that the size of all other WQEs stays in a register.
-                *size = self.inline_list(*size, parts, 0)?;
+                *size = self.inline_list(*size, parts)?;
                 Ok(())
             }
         }
@@ -855,10 +854,25 @@ impl Wqe<'_> {
         Ok(())
     }
 
-    /// As [`inline`](Self::inline), of several slices without their first `skipped` bytes.
-    /// Returns the size of the WQE so far.
+    /// As [`inline`](Self::inline), of several slices. Returns the size of the WQE so far: by reference it would not stay
+    /// in a register for WQEs of other kinds.
     #[inline(never)]
-    fn inline_list(self, size: u32, parts: &[&[u8]], skipped: usize) -> Result<u32, PostError> {
+    fn inline_list(self, size: u32, parts: &[&[u8]]) -> Result<u32, PostError> {
+        let word = |length: usize| inline_length(length as u32);
+        match self.slot.inline_list_in_one_piece(size, self.ring.max_inline, word, parts) {
+            Some(segments) => Ok(size + segments),
+            None => self.inline_list_checked(size, parts, 0),
+        }
+    }
+
+    /// The same for any data, without the first `skipped` bytes.
+    #[cold]
+    fn inline_list_checked(
+        self,
+        size: u32,
+        parts: &[&[u8]],
+        skipped: usize,
+    ) -> Result<u32, PostError> {
         let max = self.ring.max_inline;
         let length = inline_bytes(parts).saturating_sub(skipped);
         if length > max {

@@ -39,7 +39,7 @@ impl Mlx5Sq {
         }
         match &wr.payload {
             Payload::Sges(sges) => wqe.gather(&mut size, sges)?,
-            inline => size = wqe.inline_list(size, inline.inline_parts(), moved)?,
+            inline => size = wqe.inline_list_checked(size, inline.inline_parts(), moved)?,
         }
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
         let tail = pair(completion_flags(wr.flags).into(), 0) | self.always;

@@ -186,14 +186,14 @@ fn unchecked_and_checked_requests_have_the_same_bytes_wherever_they_begin() {
         .collect();
     let gathered = sges.iter().flat_map(|sges| gathered(sges));
     let inlined = INLINE.iter().flat_map(|length| inlined(&data[..*length]));
-    // Slices of each way to copy one: in one piece, by words, by chunks, and with a last one that repeats bytes.
+    // Slices of each way to copy one: of each length whose ends are copied, and of less and more.
     let slices: [&[&[u8]]; 4] = [
         &[&data[..16], &data[16..32], &data[32..48], &data[48..64]],
-        &[&data[..1], &[], &data[1..40], &data[40..110]],
+        &[&data[..1], &[], &data[1..40], &data[40..110], &data[110..127], &data[127..143]],
         &[&data[..65], &data[65..77]],
         &[&data[..17]],
     ];
-    let listed = slices.iter().zip([64, 110, 77, 17]).flat_map(|(slices, length)| {
+    let listed = slices.iter().zip([64, 143, 77, 17]).flat_map(|(slices, length)| {
         self::inlined(&data[..length])
             .into_iter()
             .map(|case| Case { wr: case.wr.inline_list(slices), ..case })

@@ -266,7 +266,7 @@ impl<S: Ringing> Ours<S> {
             Request::InlineList => {
                 let data = [0x5a; SLICES * SLICE];
                 let mut list = [&data[..]; SLICES];
-                for (part, slice) in list.iter_mut().zip(data.chunks_exact(black_box(SLICE))) {
+                for (part, slice) in list.iter_mut().zip(data.chunks_exact(SLICE)) {
                     *part = slice;
                 }
                 post::<S, N>(qp, token, || SendWr::send(&[]).inline_list(&list))
