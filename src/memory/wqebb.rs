@@ -199,8 +199,9 @@ impl Wqebbs {
         true
     }
 
-    /// As [`inline_list`](Self::inline_list) for all bytes of the slices, if they are at most `most` and end before the
-    /// ring does; `word` says how long they are. `None` for all other data, of which some may have been written.
+    /// As [`inline_list`](Self::inline_list) for all bytes of the slices, if each is [short](copy_list), and they are at
+    /// most `most` and end before the ring does; `word` says how long they are. `None` for all other data, of which some
+    /// may have been written.
     ///
     /// # Safety
     ///
@@ -222,17 +223,8 @@ impl Wqebbs {
         let first = place.wrapping_add(1).cast::<u8>();
         // Negative if the data would begin behind the end.
         let room = (self.end.wrapping_sub(first.addr()) as isize).min(most as isize);
-        let (mut to, mut left) = (first, room);
-        for part in parts {
-            left -= part.len() as isize;
-            if left < 0 {
-                return None;
-            }
-            // SAFETY: there is room for all bytes; queue memory is never lent as a slice, so that the two lie apart.
-            unsafe { copy(part, to) };
-            to = to.wrapping_add(part.len());
-        }
-        let length = (room - left) as usize;
+        // SAFETY: there is so much room; queue memory is never lent as a slice, so that the two lie apart.
+        let length = usize::try_from(room - unsafe { copy_list(parts, first, room)? }).ok()?;
         if length == 0 {
             return Some(0);
         }
@@ -262,32 +254,46 @@ impl<'r> WqebbRun<'r> {
     }
 }
 
-/// Copies a slice of a list. Most are headers: of 8 to 64 bytes a call of `memcpy` takes 20 instructions more.
+/// Copies slices one after the other, and returns how much of the room is left; `None` if there is too little, or if a
+/// slice has 1 to 3 or more than 64 bytes, as few headers have. A call of `memcpy` would take 20 instructions more for
+/// each slice, and 20 for each list, because its caller keeps registers.
 ///
 /// # Safety
 ///
-/// The bytes behind `to` may be written, and lie apart from the slice.
-#[inline(always)]
-unsafe fn copy(part: &[u8], to: *mut u8) {
-    match part.len() {
-        // SAFETY: the caller's promise.
-        16 => unsafe { to.copy_from_nonoverlapping(part.as_ptr(), 16) },
-        // SAFETY: the caller's promise.
-        8..16 => unsafe { copy_ends::<8>(part, to) },
-        // SAFETY: the caller's promise.
-        17..=32 => unsafe { copy_ends::<16>(part, to) },
-        // SAFETY: the caller's promise.
-        33..=64 => unsafe { copy_ends::<32>(part, to) },
-        // SAFETY: the caller's promise.
-        length => unsafe { to.copy_from_nonoverlapping(part.as_ptr(), length) },
+/// `room` bytes behind `to` may be written, and lie apart from the slices.
+#[inline(never)]
+unsafe fn copy_list(parts: &[&[u8]], mut to: *mut u8, room: isize) -> Option<isize> {
+    let mut left = room;
+    for part in parts {
+        left -= part.len() as isize;
+        if left < 0 {
+            return None;
+        }
+        // In 32 bits, as all constants fit into instructions then.
+        match part.len() as u32 {
+            // SAFETY: there is room for the slice, which has at least as many bytes.
+            16 => unsafe { to.copy_from_nonoverlapping(part.as_ptr(), 16) },
+            // SAFETY: there is room for the slice.
+            4..8 => unsafe { copy_ends::<4>(part, to) },
+            // SAFETY: as before.
+            8..16 => unsafe { copy_ends::<8>(part, to) },
+            // SAFETY: as before.
+            17..=32 => unsafe { copy_ends::<16>(part, to) },
+            // SAFETY: as before.
+            33..=64 => unsafe { copy_ends::<32>(part, to) },
+            0 => {}
+            _ => return None,
+        }
+        to = to.wrapping_add(part.len());
     }
+    Some(left)
 }
 
 /// Copies the first and the last `N` bytes of a slice, which overlap unless it has twice as many.
 ///
 /// # Safety
 ///
-/// As of [`copy`].
+/// The slice's length of bytes behind `to` may be written, and they lie apart from it.
 #[inline(always)]
 unsafe fn copy_ends<const N: usize>(part: &[u8], to: *mut u8) {
     let (Some(first), Some(last)) = (part.first_chunk::<N>(), part.last_chunk::<N>()) else {

@@ -740,7 +740,10 @@ impl Wqe<'_> {
             Payload::Sges(sges) => self.gather(size, sges),
             Payload::Inline(bytes) => self.inline(size, bytes),
             Payload::InlineList(parts) => {
-                *size = self.inline_list(*size, parts)?;
+                *size = match self.inline_list(*size, parts) {
+                    Some(size) => size,
+                    None => self.inline_list_checked(*size, parts, 0)?,
+                };
                 Ok(())
             }
         }
@@ -854,19 +857,17 @@ impl Wqe<'_> {
         Ok(())
     }
 
-    /// As [`inline`](Self::inline), of several slices. Returns the size of the WQE so far: by reference it would not stay
-    /// in a register for WQEs of other kinds.
-    #[inline(never)]
-    fn inline_list(self, size: u32, parts: &[&[u8]]) -> Result<u32, PostError> {
+    /// As [`inline`](Self::inline), of several short slices that fit and lie in one piece in the ring; `None` for others.
+    #[inline(always)]
+    fn inline_list(self, size: u32, parts: &[&[u8]]) -> Option<u32> {
         let word = |length: usize| inline_length(length as u32);
-        match self.slot.inline_list_in_one_piece(size, self.ring.max_inline, word, parts) {
-            Some(segments) => Ok(size + segments),
-            None => self.inline_list_checked(size, parts, 0),
-        }
+        let max = self.ring.max_inline;
+        Some(size + self.slot.inline_list_in_one_piece(size, max, word, parts)?)
     }
 
-    /// The same for any data, without the first `skipped` bytes.
+    /// As [`inline_list`](Self::inline_list) for any slices, without their first `skipped` bytes.
     #[cold]
+    #[inline(never)]
     fn inline_list_checked(
         self,
         size: u32,
