@@ -111,7 +111,7 @@ pub trait Readiness {
 /// The driver's poll returns after completions, and blocks its thread while there are none: poll the futures first, for
 /// they post the requests, and again while they wake themselves. A completion ends the sleep, and so does the removal of
 /// the device. A waker, a timer or another file does not: the handles and futures of the queue stay on the driver's
-/// thread. On a stepped fabric nobody steps while a thread sleeps; [`Fabric`](crate::sim::Fabric) drives futures there.
+/// thread. On a stepped fabric nobody steps while a thread sleeps; `sim::Fabric::drive` is for futures there.
 ///
 /// ```no_run
 /// use std::future::Future;
