@@ -63,7 +63,7 @@ pub struct Inbox<S: Locking = Shared> {
     /// Why no more messages come; `None` while they may.
     ended: Option<OpErrorKind>,
     /// The end of a receive that `poll_next` has still to return, should code of the program panic meanwhile.
-    arrived: Option<Result<Finished<Buffer>, OpError<Buffer>>>,
+    arrived: Option<OpResult<Buffer>>,
 }
 
 impl<S: Locking> AsyncQueuePair<S> {
@@ -285,7 +285,7 @@ impl<S: Locking> Inbox<S> {
         &mut self,
         message: Finished<Buffer>,
         waker: &Waker,
-    ) -> Poll<Result<Finished<Buffer>, OpError<Buffer>>> {
+    ) -> Poll<OpResult<Buffer>> {
         // No code of the program runs unless there is no room, or others wait.
         let is_done = !self.has_to_post()
             || self.ticket.is_none()
@@ -302,7 +302,7 @@ impl<S: Locking> Inbox<S> {
     /// The same for any end, which [`arrived`](Self::arrived) keeps meanwhile: a waker that panics costs none.
     #[cold]
     #[inline(never)]
-    fn return_arrived(&mut self, waker: &Waker) -> Poll<Result<Finished<Buffer>, OpError<Buffer>>> {
+    fn return_arrived(&mut self, waker: &Waker) -> Poll<OpResult<Buffer>> {
         if matches!(self.arrived, Some(Ok(_))) && self.has_to_post() {
             self.post(waker);
         }
@@ -311,7 +311,7 @@ impl<S: Locking> Inbox<S> {
 
     /// As [`poll_next`](Self::poll_next), for any message or none.
     #[inline(never)]
-    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<Finished<Buffer>, OpError<Buffer>>> {
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<OpResult<Buffer>> {
         if self.arrived.is_some() {
             return self.return_arrived(waker);
         }

@@ -23,7 +23,7 @@ pub(crate) struct Summary {
 
 /// Counts of a set of reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
+pub(crate) struct Counts {
     passed: usize,
     failed: usize,
     skipped: usize,
@@ -52,17 +52,25 @@ impl fmt::Display for Counts {
 impl Summary {
     /// Whether anything failed, or nothing ran.
     pub(crate) fn failed(&self) -> bool {
-        let counts = self.all();
+        let counts = self.counts();
         counts.failed > 0 || counts.passed == 0
     }
 
     /// The counts of everything.
-    pub(crate) fn counts(&self) -> impl fmt::Display + use<> {
-        self.all()
+    pub(crate) fn counts(&self) -> Counts {
+        Counts::of(self.sections.iter().flat_map(|section| &section.reports))
     }
 
-    fn all(&self) -> Counts {
-        Counts::of(self.sections.iter().flat_map(|section| &section.reports))
+    /// Each failure's line, and its message.
+    fn failures(&self) -> impl Iterator<Item = (String, &str)> {
+        self.sections.iter().flat_map(|section| {
+            section.reports.iter().filter_map(move |report| match &report.outcome {
+                TestOutcome::Failed(message) => {
+                    Some((format!("FAILED {}: {}", section.name, report.name), message.as_str()))
+                }
+                _ => None,
+            })
+        })
     }
 
     /// The skipped tests by reason, with the sections that skipped exactly these.
@@ -92,26 +100,19 @@ type Skips<'s> = BTreeMap<(&'s str, Vec<&'s str>), Vec<&'s str>>;
 impl fmt::Display for Summary {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         if to.alternate() {
-            for section in &self.sections {
-                let failed = |report: &&Report| matches!(report.outcome, TestOutcome::Failed(_));
-                for report in section.reports.iter().filter(failed) {
-                    writeln!(to, "FAILED {}: {}", section.name, report.name)?;
-                }
+            for (line, _) in self.failures() {
+                writeln!(to, "{line}")?;
             }
-            return write!(to, "{}", self.all());
+            return write!(to, "{}", self.counts());
         }
         for ((reason, names), sections) in self.skips() {
             let reason = if reason.is_empty() { "(no reason given)" } else { reason };
             writeln!(to, "skipped {}: {reason}: {}", sections.join(", "), names.join(", "))?;
         }
-        for section in &self.sections {
-            for report in &section.reports {
-                if let TestOutcome::Failed(message) = &report.outcome {
-                    writeln!(to, "FAILED {}: {}", section.name, report.name)?;
-                    for line in message.lines() {
-                        writeln!(to, "    {line}")?;
-                    }
-                }
+        for (line, message) in self.failures() {
+            writeln!(to, "{line}")?;
+            for line in message.lines() {
+                writeln!(to, "    {line}")?;
             }
         }
         writeln!(to)?;
@@ -125,7 +126,7 @@ impl fmt::Display for Summary {
             };
             writeln!(to, "{:width$}  {counts}{note}", section.name)?;
         }
-        write!(to, "{}", self.all())
+        write!(to, "{}", self.counts())
     }
 }
 
