@@ -224,7 +224,7 @@ impl Wqebbs {
         // Negative if the data would begin behind the end.
         let room = (self.end.wrapping_sub(first.addr()) as isize).min(most as isize);
         // SAFETY: there is so much room; queue memory is never lent as a slice, so that the two lie apart.
-        let length = usize::try_from(room - unsafe { copy_list(parts, first, room)? }).ok()?;
+        let length = unsafe { copy_list(parts, first, room)? };
         if length == 0 {
             return Some(0);
         }
@@ -254,7 +254,7 @@ impl<'r> WqebbRun<'r> {
     }
 }
 
-/// Copies slices one after the other, and returns how much of the room is left; `None` if there is too little, or if a
+/// Copies slices one after the other, and returns how many bytes they have; `None` if there is too little room, or if a
 /// slice has 1 to 3 or more than 64 bytes, as few headers have. A call of `memcpy` would take 20 instructions more for
 /// each slice, and 20 for each list, because its caller keeps registers.
 ///
@@ -262,7 +262,7 @@ impl<'r> WqebbRun<'r> {
 ///
 /// `room` bytes behind `to` may be written, and lie apart from the slices.
 #[inline(never)]
-unsafe fn copy_list(parts: &[&[u8]], mut to: *mut u8, room: isize) -> Option<isize> {
+unsafe fn copy_list(parts: &[&[u8]], mut to: *mut u8, room: isize) -> Option<usize> {
     let mut left = room;
     for part in parts {
         left -= part.len() as isize;
@@ -287,7 +287,7 @@ unsafe fn copy_list(parts: &[&[u8]], mut to: *mut u8, room: isize) -> Option<isi
         }
         to = to.wrapping_add(part.len());
     }
-    Some(left)
+    Some((room - left) as usize)
 }
 
 /// Copies the first and the last `N` bytes of a slice, which overlap unless it has twice as many.
