@@ -8,7 +8,7 @@
 //! are static, but for one that opens rdma-core's libraries: it is linked with the guest's own.
 
 use crate::arch::Arch;
-use crate::packages::apt::{Apt, DebPackage, DebSuite};
+use crate::packages::apt::{self, Apt, DebPackage, DebSuite};
 use crate::packages::cache::{Cache, Filling};
 use crate::packages::deb;
 use crate::packages::rdma_core;
@@ -18,9 +18,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The suites of the parts.
+/// The suite of the linker.
 pub(crate) const LINKER_SUITE: DebSuite = DebSuite::Trixie;
-pub(crate) const COMPILER_SUITE: DebSuite = DebSuite::TrixieBackports;
+/// Where to look for the compiler, in this order.
+const COMPILER_SUITES: [DebSuite; 3] = [DebSuite::TrixieBackports, DebSuite::Forky, DebSuite::Sid];
 
 /// Packages for this machine that know the other architecture: the linker, and files of the C library
 /// and of libgcc that are linked.
@@ -204,29 +205,49 @@ pub(crate) fn fetch_linker(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resu
 }
 
 /// Downloads Debian's compiler by the lists of this machine's architecture, and the standard library of
-/// the same version by those of the other.
-pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
-    let packages: Vec<DebPackage> = apt
-        .closure(&["rustc", "libc6"])?
-        .into_iter()
-        .filter(|package| toolchain::needed(&package.name))
-        .collect();
-    let same = packages.iter().find(|package| package.name == STANDARD);
-    let standard = same.with_context(|| format!("rustc comes without {STANDARD}"))?.clone();
-    let files = apt.download("Rust", &packages)?;
-    let scratch = filling.scratch(&format!("apt-rust-{}", arch.label()))?;
-    let other = Apt::update(COMPILER_SUITE, arch.debian(), &scratch)?;
-    let library = other
-        .download(&format!("Rust's library for {}", arch.label()), std::slice::from_ref(&standard))
-        .with_context(|| {
-            format!(
-                "{} has {standard} for {} and not for {}; `rustup target add {}` brings it as well",
-                COMPILER_SUITE.name(),
-                Arch::X86_64.debian(),
-                arch.debian(),
-                arch.target()
-            )
-        })?;
+/// the same version by those of the other, from the first suite that has both: Debian builds a new version
+/// for one architecture days before the other.
+pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>) -> Result<()> {
+    let mut differences = Vec::new();
+    for suite in COMPILER_SUITES {
+        let [here, there] = [Arch::X86_64, arch].map(|of| {
+            let lists = filling.scratch(&apt::lists_directory(suite, of))?;
+            Apt::update(suite, of.debian(), &lists)
+        });
+        let (here, there) = (here?, there?);
+        let packages: Vec<DebPackage> = here
+            .closure(&["rustc", "libc6"])?
+            .into_iter()
+            .filter(|package| toolchain::needed(&package.name))
+            .collect();
+        let same = packages.iter().find(|package| package.name == STANDARD);
+        let standard = same.with_context(|| format!("rustc comes without {STANDARD}"))?;
+        let others = there.listed(STANDARD)?;
+        if others.contains(standard) {
+            return unpack_compiler(arch, filling, (&here, &packages), (&there, standard));
+        }
+        let other = others.iter().find(|package| package.name == STANDARD);
+        let other = other.map_or("none", |package| &package.version);
+        differences.push(format!(
+            "{} has {standard} for {} and {other} for {}",
+            suite.name(),
+            Arch::X86_64.debian(),
+            arch.debian()
+        ));
+    }
+    bail!("{}; `rustup target add {}` brings it as well", differences.join("; "), arch.target())
+}
+
+/// Downloads the packages of the compiler, and the library with the other architecture's lists.
+fn unpack_compiler(
+    arch: Arch,
+    filling: &Filling<'_>,
+    (here, packages): (&Apt, &[DebPackage]),
+    (there, standard): (&Apt, &DebPackage),
+) -> Result<()> {
+    let files = here.download("Rust", packages)?;
+    let what = format!("Rust's library for {}", arch.label());
+    let library = there.download(&what, std::slice::from_ref(standard))?;
     filling.add(&arch.unit("rust"), |unit| {
         for file in files.iter().chain(&library) {
             deb::unpack(file, unit, toolchain::wanted)?;

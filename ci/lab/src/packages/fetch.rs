@@ -12,7 +12,7 @@ use crate::packages::musl;
 use crate::packages::python;
 use crate::packages::qemu::{self, Qemu};
 use crate::packages::rdma_core;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// The downloads that a command needs.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ impl Item {
             Item::Shell(_) | Item::Peers(_) | Item::Python(_) => Some(DebSuite::Trixie),
             Item::Newer(_) => Some(DebSuite::Forky),
             Item::Linker(_) => Some(cross::LINKER_SUITE),
-            Item::Compiler(_) => Some(cross::COMPILER_SUITE),
+            Item::Compiler(_) => None,
             Item::Musl => Some(musl::SUITE),
         }
     }
@@ -130,10 +130,21 @@ impl Item {
                 rdma_core::fetch_newer(arch, filling, apt).context("newer libraries")
             }
             Item::Linker(arch) => cross::fetch_linker(arch, filling, apt).context("the linker"),
-            Item::Compiler(arch) => {
-                cross::fetch_compiler(arch, filling, apt).context("Rust for another processor")
-            }
+            Item::Compiler(arch) => bail!("Rust for {} is in no one suite", arch.label()),
             Item::Musl => musl::fetch(filling, apt).context("Rust for musl"),
+        }
+    }
+
+    /// Fetches what has no one suite, from the first that carries it.
+    fn search(self, filling: &Filling<'_>) -> Result<()> {
+        match self {
+            Item::Kernel(name, arch) => {
+                kernel::search(name, arch, filling).with_context(|| format!("kernel {name}"))
+            }
+            Item::Compiler(arch) => {
+                cross::fetch_compiler(arch, filling).context("Rust for another processor")
+            }
+            _ => bail!("{self:?} is of one suite"),
         }
     }
 }
@@ -184,10 +195,8 @@ fn fetch_items(cache: &Cache, items: &[Item], refresh: bool) -> Result<()> {
             }
         }
     }
-    for item in missing {
-        if let (Item::Kernel(name, arch), None) = (item, item.suite()) {
-            kernel::search(name, arch, &filling).with_context(|| format!("kernel {name}"))?;
-        }
+    for item in missing.into_iter().filter(|item| item.suite().is_none()) {
+        item.search(&filling)?;
     }
     Ok(())
 }

@@ -334,7 +334,7 @@ pub(crate) fn needed(package: &str) -> bool {
         "libcc1",
         "libcrypt",
         "libctf",
-        "libgcc-14-dev",
+        "libgcc-1",
         "libgomp",
         "libgprofng",
         "libhwasan",
@@ -387,6 +387,7 @@ mod tests {
     #[test]
     fn the_compiler_is_unpacked_without_a_linker() {
         assert!(needed("libllvm19") && needed("libstd-rust-dev") && needed("libgcc-s1"));
+        assert!(!needed("libgcc-14-dev") && !needed("libgcc-16-dev"));
         assert!(!needed("gcc-14") && !needed("binutils-x86-64-linux-gnu") && !needed("libc6-dev"));
         assert!(wanted(Path::new("usr/bin/rustdoc")));
         assert!(wanted(Path::new("usr/lib/x86_64-linux-gnu/libLLVM.so.19.1")));
