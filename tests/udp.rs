@@ -138,6 +138,12 @@ impl Side {
     }
 }
 
+/// With 134 milliseconds for an acknowledgement, seven times, before a peer counts as gone: the threads and the
+/// second process of a busy machine may all wait that long for a processor.
+fn handshake() -> Handshake {
+    Handshake::new().timeout(15)
+}
+
 /// Two devices, whose queue pairs are connected.
 fn pair(kind: QpType, network: Option<Network>) -> Result<(Side, Side)> {
     let (a, b, _) = pair_from(kind, network)?;
@@ -149,10 +155,8 @@ fn pair_from(kind: QpType, network: Option<Network>) -> Result<(Side, Side, Endp
     let side = || Side::new(address(), kind, network.clone());
     let (a, b) = (side()?, side()?);
     let (at_a, at_b) = (a.endpoint()?, b.endpoint()?);
-    // 33 milliseconds; on a machine that is busy a peer answers late.
-    let options = Handshake::new().timeout(13);
-    a.qp.handshake(&at_b, &options)?;
-    b.qp.handshake(&at_a, &options)?;
+    a.qp.handshake(&at_b, &handshake())?;
+    b.qp.handshake(&at_a, &handshake())?;
     Ok((a, b, at_a))
 }
 
@@ -545,7 +549,7 @@ fn meet(side: &mut Side, stream: &mut TcpStream, receives: bool) -> Result<Remot
     stream.read_exact(&mut theirs)?;
     let (endpoint, rest) = theirs.split_first_chunk().ok_or("short")?;
     let endpoint = Endpoint::from_bytes(endpoint).ok_or("no endpoint")?;
-    side.qp.handshake(&endpoint, &Handshake::new().timeout(10))?;
+    side.qp.handshake(&endpoint, &handshake())?;
     if receives {
         side.recv(0, 0, 4096)?;
     }
