@@ -173,16 +173,23 @@
 //!   wherever the kernel grants it, and a [`Device`](crate::Device) names its driver.
 //! - `mlx5dv_qp_ex_from_ibv_qp_ex`: a queue pair has one type.
 //! - `mlx5dv_map_ah_to_qp`: an address handle needs no queue pair.
-//! - Not yet: `mlx5dv_devx_uar_export_dmabuf_fd`; `mlx5dv_create_mkey` and `mlx5dv_destroy_mkey`;
-//!   `mlx5dv_dci_stream_id_reset`, as there is no DC.
-//! - Work queues: `mlx5dv_create_wq`, `mlx5dv_devx_wq_query`, `mlx5dv_devx_wq_modify`, `mlx5dv_devx_ind_tbl_query`,
-//!   `mlx5dv_devx_ind_tbl_modify`.
+//! - The layouts behind `mlx5dv_get_cqe_*`, `mlx5dv_set_cqe_owner`, `mlx5dv_set_*_seg` and `mlx5dv_x86_set_*_seg` are
+//!   structs of `uverbs_uapi::mlx5`, in `cqe` and `wqe`: a program fills their fields. `mlx5dv_wr_raw_wqe`: a
+//!   [`RawQueuePair`](crate::mlx5::RawQueuePair) is posted to by its own program.
+//! - Not yet, memory keys that are made and changed by requests: `mlx5dv_create_mkey`, `mlx5dv_destroy_mkey`,
+//!   `mlx5dv_mkey_check`, `mlx5dv_wr_mkey_configure`, `mlx5dv_wr_set_mkey_*`, `mlx5dv_wr_mr_list`,
+//!   `mlx5dv_wr_mr_interleaved`.
+//! - Not yet, the transport DC: `mlx5dv_wr_set_dc_addr`, `mlx5dv_wr_set_dc_addr_stream`, `mlx5dv_dci_stream_id_reset`.
+//! - Work queues, whose packets flow rules would direct: `mlx5dv_create_wq`, `mlx5dv_devx_wq_query`,
+//!   `mlx5dv_devx_wq_modify`, `mlx5dv_devx_ind_tbl_query`, `mlx5dv_devx_ind_tbl_modify`. Each object is one of
+//!   [`DevxObject`](crate::mlx5::devx::DevxObject).
+//! - Vports of a switch between virtual functions: `mlx5dv_query_port`, for steering.
 //! - Steering: `mlx5dv_dr_*` and `mlx5dv_dump_dr_*`, whose tables software keeps; `mlx5dv_create_flow`,
 //!   `mlx5dv_create_flow_matcher`, `mlx5dv_destroy_flow_matcher`, `mlx5dv_create_flow_action_esp`,
 //!   `mlx5dv_create_flow_action_modify_header`, `mlx5dv_create_flow_action_packet_reformat`,
 //!   `mlx5dv_create_steering_anchor`, `mlx5dv_destroy_steering_anchor`, and the memory that `mlx5dv_alloc_dm` allocates
 //!   for it. Rules of the verbs are [`QpControl::create_flow`](crate::QpControl::create_flow).
-//! - Operations in device memory: `mlx5dv_dm_map_op_addr`.
+//! - Operations in device memory, and copies by the device: `mlx5dv_dm_map_op_addr`, `mlx5dv_wr_memcpy`.
 //! - Scheduling and pacing: `mlx5dv_sched_*`, `mlx5dv_modify_qp_sched_elem`, `mlx5dv_pp_alloc`, `mlx5dv_pp_free`.
 //! - Encryption: `mlx5dv_crypto_*`, `mlx5dv_dek_*`. Reserved numbers of queue pairs: `mlx5dv_reserved_qpn_alloc`,
 //!   `mlx5dv_reserved_qpn_dealloc`. Taking posted requests back: `mlx5dv_qp_cancel_posted_send_wrs`.

@@ -89,3 +89,31 @@ fn every_verb_of_c_has_a_row_and_an_alias() {
     let no_alias: Vec<_> = tables.difference(&all).collect();
     assert!(no_alias.is_empty(), "rows without an alias in src: {no_alias:?}");
 }
+
+/// Every function of libmlx5 has a row, or stands among those that are not here, by itself or by a pattern with a star.
+#[test]
+fn every_function_of_libmlx5_is_here_or_has_a_reason() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| fs::read_to_string(root.join(path)).expect("a file of the repository");
+    let porting = read("src/porting.rs");
+    let rows = in_tables(&porting);
+    let (_, rest) = porting.split_once("//! ## Not here").expect("the section");
+    let (rest, _) = rest.split_once("//! # ").expect("the next one");
+    let patterns: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
+    let is_there = |name: &str| {
+        rows.contains(name)
+            || patterns.iter().any(|pattern| match pattern.split_once('*') {
+                Some((start, end)) => {
+                    name.len() >= start.len() + end.len()
+                        && name.starts_with(start)
+                        && name.ends_with(end)
+                }
+                None => *pattern == name,
+            })
+    };
+    let list = read("tests/golden/mlx5dv.txt");
+    let functions: Vec<&str> = list.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(functions.len() > 150 && functions.iter().all(|name| is_function_of_c(name)));
+    let missing: Vec<&str> = functions.into_iter().filter(|name| !is_there(name)).collect();
+    assert!(missing.is_empty(), "src/porting.rs says nothing of {missing:?}");
+}

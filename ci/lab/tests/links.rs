@@ -83,6 +83,11 @@ fn is_stale(path: &Path, text: &str) -> bool {
 /// The faults of a document, a line each.
 fn faults(path: &Path, text: &str) -> Vec<String> {
     let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        if line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ") {
+            found.push(format!("{}:{}: two versions of a merge", path.display(), at + 1));
+        }
+    }
     for (at, line) in prose(text) {
         for target in links(line) {
             if let Some(why) = missing(path, text, target) {
@@ -111,9 +116,11 @@ fn a_link_or_a_path_that_leads_nowhere_is_named_with_its_line() {
     let path = workspace().join("docs/imagined.md");
     let text = "# The lab, `here`\n[a](../README.md) [b](missing.md) [c](https://example.org/x)\n\
                 [d](#the-lab-here) [e](#elsewhere) [f](../README.md#safety) [g](../README.md#no)\n\
-                ```\n[h](missing.md)\n```\n`src/lib.rs` `src/missing.rs` `ci/<noun>.rs` `hw/cq.c`\n";
+                ```\n[h](missing.md)\n```\n`src/lib.rs` `src/missing.rs` `ci/<noun>.rs` `hw/cq.c`\n\
+                <<<<<<< ours\n";
     let at = |line: &str| format!("{}:{line}", path.display());
     let expected = [
+        at("8: two versions of a merge"),
         at("2: missing.md: no such file"),
         at("3: #elsewhere: no such heading"),
         at("3: ../README.md#no: no such heading"),
