@@ -153,7 +153,9 @@ impl DevxObject {
     }
 
     /// Imports an object that libmlx5 exported, by `mlx5dv_devx_obj_export`. The bytes name neither a device nor a
-    /// file: that they are of this one, and that the number is of this handle, is the sender's word.
+    /// file: that they are of this one, and that the number is of this handle, is the sender's word. libmlx5 knows the
+    /// numbers of queue pairs, TIRs, general objects, and those of its flow steering;
+    /// [`number`](DevxObject::number) is 0 of all others, for which the sender has to tell the number otherwise.
     ///
     /// # Errors
     ///

@@ -1,9 +1,10 @@
 //! Imports from and by rdma-core, whose handles are bare numbers. The peer is a program of its
-//! Python bindings; for VARs, which the bindings lack, a program that calls libmlx5.
+//! Python bindings; for VARs and objects of DEVX, which the bindings do not share, a program that calls libmlx5.
 
 use crate::capability::Capability;
 use crate::env;
 use crate::heir::take_over;
+use crate::mlx5::devx::{self, sharing};
 use crate::pair::gid;
 use crate::partner::{Loop, Wire, pair};
 use crate::pattern;
@@ -11,18 +12,21 @@ use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use uverbs::device::DriverId;
-use uverbs::mlx5::{Var, VarKind, export_sizes};
-use uverbs::{Access, Context, ObjectKind, WcStatus};
+use uverbs::mlx5::devx::{DevxObject, Umem};
+use uverbs::mlx5::{Uar, UarKind, Var, VarKind, export_sizes};
+use uverbs::{Access, Context, Errno, ErrorWith, Foreign, ObjectKind, WcStatus};
 
 trials![
     objects_of_rdma_core_are_imported,
     rdma_core_imports_our_objects,
     vars_of_libmlx5_are_imported,
     libmlx5_imports_our_vars,
+    devx_objects_of_libmlx5_are_imported,
+    libmlx5_imports_our_devx_objects,
 ];
 
 const PROGRAM: &str = include_str!("import_peer.py");
-const VAR_PROGRAM: &str = include_str!("var_peer.py");
+const LIBMLX5_PROGRAM: &str = include_str!("libmlx5_peer.py");
 const BYTES: usize = 8192;
 /// An interpreter loads slowly, above all on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,9 +57,11 @@ impl Peer {
         require(native, Capability::Import, "rdma-core imports on mlx5 only")?;
         let wanted = std::env::var("UVERBS_PEERS").is_ok();
         require(wanted, Capability::Peers, "UVERBS_PEERS is not set")?;
-        let bindings = Command::new("python3").args(["-c", "import pyverbs"]).output();
-        let bindings = bindings.map_err(|error| absent("python3", &error))?;
-        require(bindings.status.success(), Capability::Peers, "python3 has no pyverbs")?;
+        if program == PROGRAM {
+            let bindings = Command::new("python3").args(["-c", "import pyverbs"]).output();
+            let bindings = bindings.map_err(|error| absent("python3", &error))?;
+            require(bindings.status.success(), Capability::Peers, "python3 has no pyverbs")?;
+        }
         let (wire, theirs) = pair(PATIENCE)?;
         let process = Command::new("python3")
             .args(["-c", program])
@@ -159,7 +165,7 @@ fn unhex(digits: &str) -> Verdict<Vec<u8>> {
 fn vars_of_libmlx5_are_imported() -> Verdict {
     env::shows_stores()?;
     for word in ["free", "unimport"] {
-        let peer = Peer::run(VAR_PROGRAM, &["give", env::device().name()])?;
+        let peer = Peer::run(LIBMLX5_PROGRAM, &["give", env::device().name()])?;
         let (text, file) = peer.hear()?;
         let (size, blob) = text.split_once(' ').ok_or_else(|| Stop::fail(text.clone()))?;
         assert_eq!(size.parse(), Ok(export_sizes().rdma_core));
@@ -191,7 +197,7 @@ fn libmlx5_imports_our_vars() -> Verdict {
     env::shows_stores()?;
     let context = env::open()?;
     for word in ["unimport", "free"] {
-        let peer = Peer::run(VAR_PROGRAM, &["take"])?;
+        let peer = Peer::run(LIBMLX5_PROGRAM, &["take"])?;
         let var = supported(Var::alloc(&context, VarKind::Virtio), Capability::Var)?;
         peer.wire.send(&hex(&var.export_rdma_core()), Some(&context.share()?))?;
         let place = format!("{} {} {}", var.page_id(), var.len(), var.mmap_offset());
@@ -207,6 +213,78 @@ fn libmlx5_imports_our_vars() -> Verdict {
         // libmlx5 destroyed the VAR, so destroying it again succeeds.
         var.destroy()?;
         assert_eq!((context.handles(ObjectKind::MLX5_VAR)?.len(), context.leaked()), (0, 0));
+    }
+    Ok(())
+}
+
+/// The handles of objects and umems of DEVX that a context has.
+fn devx_handles(context: &Context) -> Verdict<[Vec<u32>; 2]> {
+    Ok([context.handles(ObjectKind::MLX5_DEVX_OBJ)?, context.handles(ObjectKind::MLX5_DEVX_UMEM)?])
+}
+
+/// libmlx5 creates a set of counters and a umem. Here the counters are read and a queue lies in the umem, before either
+/// side destroys them.
+fn devx_objects_of_libmlx5_are_imported() -> Verdict {
+    for word in ["destroy", "unimport"] {
+        let peer = Peer::run(LIBMLX5_PROGRAM, &["devx", env::device().name()])?;
+        let create = devx::counters_command();
+        peer.wire.send(&format!("create {}", hex(&create)), None)?;
+        let (text, file) = peer.hear()?;
+        let parts = text.split(' ').map(unhex).collect::<Verdict<Vec<_>>>()?;
+        let [output, object, umem] = &parts[..] else { return Err(Stop::fail(text)) };
+        let file = file.ok_or_else(|| Stop::fail("no file came along"))?;
+        let context = Context::import(file)?;
+        let imported = DevxObject::import_rdma_core(&context, object)?;
+        let memory = Umem::<Foreign>::import_rdma_core(&context, umem)?;
+        // libmlx5 does not know the number of a set of counters.
+        assert_eq!(imported.number(), 0);
+        let query = devx::counter_query(output[11].into());
+        uverbs::mlx5::devx::query(&*imported, &query, &mut [0; 256])?;
+        let uar = Uar::alloc(&context, UarKind::NonCached)?;
+        let queue = sharing::queue_in(&context, memory.id(), &uar, &[&*memory])?;
+        assert_eq!(devx_handles(&context)?.map(|handles| handles.len()), [2, 1]);
+        queue.destroy()?;
+        if word == "destroy" {
+            imported.unimport()?;
+            memory.unimport()?;
+        } else {
+            take_over(imported)?.destroy()?;
+            take_over(memory)?.destroy()?;
+        }
+        assert_eq!(peer.ask(word)?, "left");
+        assert_eq!(devx_handles(&context)?, [vec![], vec![]], "{word}");
+    }
+    Ok(())
+}
+
+/// libmlx5 reads our counters, and makes a queue in our umem. It forgets them, or destroys them for all.
+fn libmlx5_imports_our_devx_objects() -> Verdict {
+    let context = devx::open()?;
+    for word in ["unimport", "destroy"] {
+        let object = devx::counters(&context)?;
+        let umem = Umem::builder(&context).page_sizes(4096).allocate(0x2000)?;
+        let uar = Uar::alloc(&context, UarKind::NonCached)?;
+        let peer = Peer::run(LIBMLX5_PROGRAM, &["devx"])?;
+        peer.wire.send("context", Some(&context.share()?))?;
+        let exports = [hex(&object.export_rdma_core()), hex(&umem.export_rdma_core())].join(" ");
+        assert_eq!(peer.ask(&format!("take {exports}"))?, umem.id().to_string());
+        let query = devx::counter_query(object.number());
+        let answer = unhex(&peer.ask(&format!("query {} 256", hex(&query)))?)?;
+        assert_eq!((answer.len(), &answer[..8]), (256, &[0; 8][..]));
+        let create = sharing::queue_command(&context, umem.id(), &uar)?;
+        let answer = unhex(&peer.ask(&format!("queue {}", hex(&create)))?)?;
+        assert_eq!(answer[..8], [0; 8]);
+        assert_eq!(devx_handles(&context)?.map(|handles| handles.len()), [2, 1]);
+        // Firmware keeps the memory while libmlx5 has a queue there.
+        let ErrorWith { object: umem, error } = umem.destroy().expect_err("a queue is in it");
+        assert_eq!(error.errno(), Errno::BUSY, "{error}");
+        assert_eq!(peer.ask(word)?, "left");
+        let left = if word == "destroy" { 0 } else { 1 };
+        assert_eq!(devx_handles(&context)?.map(|handles| handles.len()), [left; 2], "{word}");
+        // What libmlx5 destroyed is gone, so that destroying it again succeeds.
+        object.destroy()?;
+        umem.destroy()?;
+        assert_eq!((devx_handles(&context)?, context.leaked()), ([vec![], vec![]], 0));
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ trials![
 ];
 
 /// A context that has DEVX.
-pub(super) fn open() -> Verdict<Context> {
+pub(crate) fn open() -> Verdict<Context> {
     let context = super::open()?;
     let devx = uverbs::mlx5::query_device(&context)?.devx();
     require(devx == Some(true), Capability::Mlx5, "the context has no DEVX")?;
@@ -143,11 +143,16 @@ fn commands_of_another_kind_are_refused() -> Verdict {
     Ok(())
 }
 
-fn counters(context: &Context) -> uverbs::Result<DevxObject> {
-    create(context, &command::<16>(opcode::ALLOC_Q_COUNTER), &[])
+/// The command that creates a set of counters.
+pub(crate) fn counters_command() -> [u8; 16] {
+    command(opcode::ALLOC_Q_COUNTER)
 }
 
-fn counter_query(number: u32) -> [u8; 32] {
+pub(crate) fn counters(context: &Context) -> uverbs::Result<DevxObject> {
+    create(context, &counters_command(), &[])
+}
+
+pub(crate) fn counter_query(number: u32) -> [u8; 32] {
     let mut input = command(opcode::QUERY_Q_COUNTER);
     input[28..].copy_from_slice(&number.to_be_bytes());
     input

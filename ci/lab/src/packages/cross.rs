@@ -94,6 +94,8 @@ impl Cross {
             &format!("-Ctarget-feature={libraries}crt-static"),
             "-Crelocation-model=static",
             "-Clinker-flavor=ld",
+            // glibc's static library warns of functions that load others, of which no program here calls one.
+            "-Alinker-messages",
         ];
         command
             .env(toolchain::target_variable(self.arch.target(), "LINKER"), linker)

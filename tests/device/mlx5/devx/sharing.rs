@@ -24,13 +24,8 @@ trials![
 
 const DOORBELL_RECORD: u64 = 0x1000;
 
-/// A completion queue of 16 CQEs at the beginning of a umem of two pages.
-pub(in crate::mlx5) fn queue_in(
-    context: &Context,
-    umem: u32,
-    uar: &Uar,
-    keeps: &[&dyn DevxRef],
-) -> Verdict<DevxObject> {
+/// The command that creates a completion queue of 16 CQEs at the beginning of a umem of two pages.
+pub(crate) fn queue_command(context: &Context, umem: u32, uar: &Uar) -> Verdict<Vec<u8>> {
     let mut input = input::<create_cq_in>(opcode::CREATE_CQ);
     input.set(create_cq_in::cq_umem_id, umem.into());
     let mut queue = input.sub_mut(create_cq_in::cq_context);
@@ -43,7 +38,17 @@ pub(in crate::mlx5) fn queue_in(
     ] {
         queue.set(field, value);
     }
-    Ok(create(context, input.bytes(), keeps)?)
+    Ok(input.bytes().to_vec())
+}
+
+/// The queue of [`queue_command`].
+pub(crate) fn queue_in(
+    context: &Context,
+    umem: u32,
+    uar: &Uar,
+    keeps: &[&dyn DevxRef],
+) -> Verdict<DevxObject> {
+    Ok(create(context, &queue_command(context, umem, uar)?, keeps)?)
 }
 
 /// A partner's objects.
