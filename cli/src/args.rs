@@ -458,6 +458,8 @@ pub(crate) enum PingpongArgs {
         options: Options,
         #[command(flatten)]
         path: PathOptions,
+        #[command(flatten)]
+        mlx5: Mlx5Options,
     },
     /// Over an unreliable connection
     #[command(after_help = PINGPONG)]
@@ -550,6 +552,17 @@ pub(crate) struct PathOptions {
     pub(crate) mtu: PathMtu,
 }
 
+/// Options of connections that only mlx5 has.
+#[derive(Clone, Copy, Debug, Default, Group)]
+pub(crate) struct Mlx5Options {
+    /// Let the device place data, and take receives, in another order than they were sent; mlx5 only
+    #[arg(long)]
+    pub(crate) out_of_order: bool,
+    /// UDP port to send packets from, 49152 to 65535; mlx5 on Ethernet only
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(0xc000..))]
+    pub(crate) udp_port: Option<u16>,
+}
+
 /// The MTUs of the InfiniBand specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PathMtu {
@@ -597,6 +610,14 @@ impl PingpongArgs {
             | PingpongArgs::Uc { path, .. }
             | PingpongArgs::Srq { path, .. } => Some(path.mtu),
             PingpongArgs::Ud { .. } => None,
+        }
+    }
+
+    /// The options of mlx5: none where they cannot be given.
+    pub(crate) fn mlx5(&self) -> Mlx5Options {
+        match self {
+            PingpongArgs::Rc { mlx5, .. } => *mlx5,
+            _ => Mlx5Options::default(),
         }
     }
 

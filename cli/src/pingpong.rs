@@ -112,6 +112,7 @@ impl<'a> Side<'a> {
             layout,
             service_level: options.sl,
             mtu: args.mtu(),
+            mlx5: args.mlx5(),
         };
         let queues = Queues::create(&port, shape)?;
         let local = queues.addresses(&port)?;

@@ -10,11 +10,12 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use uverbs::AddressVector;
+use uverbs::{AddressVector, LinkLayer};
 
 trials![
     our_rc_server_serves_rdma_core,
     our_rc_client_uses_rdma_core,
+    out_of_order_sides_play_with_rdma_core,
     our_uc_server_serves_rdma_core,
     our_uc_client_uses_rdma_core,
     our_ud_server_serves_rdma_core,
@@ -150,8 +151,16 @@ impl Drop for Player {
 
 /// Plays one game and fails unless both sides succeed.
 fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
+    play_with(kind, game, ours_is_server, &[])
+}
+
+/// The same; `more` are options of our side.
+fn play_with(kind: &str, game: Game, ours_is_server: bool, more: &[&str]) -> Verdict {
     let port = free_port()?;
-    let mut server = Player::start(ours_is_server, kind, game, port, true)?;
+    let start = |ours, server| {
+        Player::start_with(ours, kind, game, port, server, if ours { more } else { &[] })
+    };
+    let mut server = start(ours_is_server, true)?;
     let deadline = Instant::now() + PATIENCE;
     while !is_listened_at(port) {
         if server.has_ended()? || Instant::now() > deadline {
@@ -160,7 +169,7 @@ fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    let mut client = Player::start(!ours_is_server, kind, game, port, false)?;
+    let mut client = start(!ours_is_server, false)?;
     while !(client.has_ended()? && server.has_ended()?) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -199,6 +208,24 @@ fn our_rc_server_serves_rdma_core() -> Verdict {
 
 fn our_rc_client_uses_rdma_core() -> Verdict {
     tournament("rc", false)
+}
+
+/// Messages of many packets between a side of ours whose device takes them in any order, and one of libmlx5 whose device
+/// does not.
+fn out_of_order_sides_play_with_rdma_core() -> Verdict {
+    let wanted = std::env::var("UVERBS_PEERS").is_ok();
+    require(wanted, Capability::Peers, "UVERBS_PEERS is not set")?;
+    let context = env::open()?;
+    let caps = supported(uverbs::mlx5::query_out_of_order(&context), Capability::Mlx5)?;
+    require(caps.rc > 0, Capability::OutOfOrder, "RC has no placement out of order")?;
+    let mut more = vec!["--out-of-order"];
+    if context.query_port(env::port())?.link_layer == LinkLayer::ETHERNET {
+        more.extend(["--udp-port", "50000"]);
+    }
+    for ours_is_server in [true, false] {
+        play_with("rc", LONG, ours_is_server, &more)?;
+    }
+    Ok(())
 }
 
 fn our_uc_server_serves_rdma_core() -> Verdict {

@@ -5,7 +5,7 @@ use super::kind::Kind;
 use super::layout::Layout;
 use super::port::Port;
 use super::volley::MOST_POLLED;
-use crate::args::PathMtu;
+use crate::args::{Mlx5Options, PathMtu};
 use crate::failure::{Failure, Result};
 use uverbs::{
     Access, AddressHandle, CompletionChannel, CompletionQueue, Destination, MemoryRegion, Mtu,
@@ -33,6 +33,7 @@ pub(crate) struct Shape {
     pub(crate) service_level: u8,
     /// The path MTU; `None` for datagrams.
     pub(crate) mtu: Option<PathMtu>,
+    pub(crate) mlx5: Mlx5Options,
 }
 
 /// The queues of one side.
@@ -85,6 +86,9 @@ impl Queues {
                 Some(srq) => builder.srq(srq),
                 None => builder.max_recv_wr(rx_depth),
             };
+            if shape.mlx5.out_of_order {
+                builder = builder.out_of_order_placement();
+            }
             let qp = builder.build()?;
             let init = QpAttr::new().state(QpState::INIT).pkey_index(0).port(port.number);
             qp.modify(&match kind {
@@ -152,6 +156,9 @@ impl Queues {
             };
             qp.modify(&rtr)?;
             qp.modify(&rts)?;
+            if let Some(port) = self.shape.mlx5.udp_port {
+                uverbs::mlx5::set_udp_source_port(qp, port)?;
+            }
             if self.shape.kind == Kind::Ud {
                 self.posting.peers.push((self.pd.create_ah(&path)?, remote.qpn));
             }
