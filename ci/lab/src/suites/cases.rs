@@ -49,8 +49,8 @@ pub(crate) struct Group {
     pub(crate) name: &'static str,
     /// Job slots that it takes: two guests take two, and a measurement of time takes all.
     pub(crate) slots: usize,
-    /// Whether it runs on each kernel; otherwise it runs on the newest, unless a filter names it.
-    every_kernel: bool,
+    /// The kernels that it runs on, unless a filter names it.
+    kernels: &'static [KernelName],
     /// Whether a full run has it; the others are in `cargo ci soak`.
     full: bool,
     run: fn(&CaseContext<'_>) -> Vec<Report>,
@@ -58,7 +58,7 @@ pub(crate) struct Group {
 
 impl Group {
     const fn new(name: &'static str, run: fn(&CaseContext<'_>) -> Vec<Report>) -> Self {
-        Self { name, slots: 1, every_kernel: false, full: true, run }
+        Self { name, slots: 1, kernels: &[KernelName::Newest], full: true, run }
     }
 
     /// Runs the group's cases, as one stage of the run's times. With a filter that names no group there may be no
@@ -77,14 +77,18 @@ const GROUPS: &[Group] = &[
     Group::new("pyverbs", pyverbs::run),
     Group::new("faults", faults::run),
     Group::new("soak", soak::run),
-    Group { every_kernel: true, ..Group::new("programs", programs) },
+    Group { kernels: &KernelName::ALL, ..Group::new("programs", programs) },
     Group::new("rxe_programs", rxe_programs),
     Group::new("wire", wire),
     // In these the device differs, and not the driver.
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
-    Group::new("data_direct", data_direct),
+    // Linux 6.12 is the first that knows such functions.
+    Group {
+        kernels: &[KernelName::V6_12, KernelName::Newest],
+        ..Group::new("data_direct", data_direct)
+    },
     Group::new("real_time", real_time),
     Group::new("runner", runner::run),
     Group::new("cargo_runner", cargo_runner::run),
@@ -107,9 +111,8 @@ pub(crate) fn group(name: &str) -> Option<&'static Group> {
 /// The groups of a run on a kernel: those of a full run, or those that may have cases for a filter.
 /// The group itself filters its cases.
 pub(crate) fn groups(kernel: KernelName, filter: Option<&str>) -> Vec<&'static Group> {
-    let newest = kernel == KernelName::Newest;
     let wanted = |group: &&Group| match filter {
-        None => group.full && (newest || group.every_kernel),
+        None => group.full && group.kernels.contains(&kernel),
         // Whole groups are requested by name. On other kernels than the newest few groups run.
         Some(filter) if suffices(filter) => filter.split("::").next() == Some(group.name),
         Some(_) => group.name != "pyverbs",
@@ -308,6 +311,7 @@ mod tests {
             groups(kernel, filter).iter().map(|group| group.name).collect()
         };
         assert_eq!(names(KernelName::V6_1, None), ["programs"]);
+        assert_eq!(names(KernelName::V6_12, None), ["programs", "data_direct"]);
         let newest = names(KernelName::Newest, None);
         assert!(newest.contains(&"pyverbs") && !newest.contains(&"mutants"));
         assert_eq!(names(KernelName::V6_1, Some("mutants::x")), ["mutants"]);
