@@ -17,7 +17,7 @@ use uverbs_uapi::mlx5::prm::virtio::{
     create_virtio_net_q_in, modify_virtio_net_q_in, query_virtio_net_q_out, state,
     virtio_net_q_object as object, virtio_q as queue,
 };
-use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -151,12 +151,6 @@ fn capabilities<L: Layout>(context: &Context, group: u16) -> Result<Bits<L, Vec<
     devx::general_command(context, &input, &mut output)?;
     let output = Bits::<query_hca_cap_out, _>::new(output);
     Ok(Bits::new(output.span(query_hca_cap_out::capability).to_vec()))
-}
-
-fn command<const N: usize>(op: u16) -> [u8; N] {
-    let mut bytes = [0; N];
-    bytes[..2].copy_from_slice(&op.to_be_bytes());
-    bytes
 }
 
 fn create(context: &Context, input: &[u8], keeps: &[&dyn DevxRef]) -> Result<DevxObject> {

@@ -7,7 +7,7 @@ use uverbs::mlx5::{Uar, UarKind, pd_number};
 use uverbs::{Access, Context};
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
 use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, qpc, rst2init_qp_in};
-use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
 
 /// The parts of the umem: 256 receives of 16 bytes, sends behind them, CQEs, and doorbell records.
 const RECEIVES: u64 = 0;
@@ -37,7 +37,8 @@ pub(crate) fn run() -> Result<()> {
     let mut from = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1)?;
     let to = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1)?;
 
-    let mut input = command::<create_cq_in, { create_cq_in::SIZE }>(opcode::CREATE_CQ);
+    let mut input =
+        Bits::<create_cq_in, _>::new(command::<{ create_cq_in::SIZE }>(opcode::CREATE_CQ));
     input.set(create_cq_in::cq_umem_id, umem.id().into());
     input.set(create_cq_in::cq_umem_offset, CQES);
     let mut queue = input.sub_mut(create_cq_in::cq_context);
@@ -48,7 +49,8 @@ pub(crate) fn run() -> Result<()> {
     queue.set(cqc::dbr_addr, CQ_RECORD);
     let cq = create(&context, input.bytes(), &[&umem])?;
 
-    let mut input = command::<create_qp_in, { create_qp_in::SIZE }>(opcode::CREATE_QP);
+    let mut input =
+        Bits::<create_qp_in, _>::new(command::<{ create_qp_in::SIZE }>(opcode::CREATE_QP));
     input.set(create_qp_in::wq_umem_id, umem.id().into());
     input.set(create_qp_in::wq_umem_offset, RECEIVES);
     let mut queue = input.sub_mut(create_qp_in::qpc);
@@ -96,7 +98,7 @@ fn connect(context: &Context, qp: &DevxObject) -> Result<()> {
         None => 0,
     };
     for op in [opcode::RST2INIT_QP, opcode::INIT2RTR_QP, opcode::RTR2RTS_QP] {
-        let mut input = command::<rst2init_qp_in, { rst2init_qp_in::SIZE }>(op);
+        let mut input = Bits::<rst2init_qp_in, _>::new(command::<{ rst2init_qp_in::SIZE }>(op));
         input.set(rst2init_qp_in::qpn, qp.number().into());
         let mut queue = input.sub_mut(rst2init_qp_in::qpc);
         for (field, value) in [
@@ -131,12 +133,6 @@ fn connect(context: &Context, qp: &DevxObject) -> Result<()> {
 fn mac(name: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/sys/class/net/{name}/address"))?;
     Ok(u64::from_str_radix(&text.trim().replace(':', ""), 16)?)
-}
-
-fn command<L: Layout, const N: usize>(op: u16) -> Bits<L, [u8; N]> {
-    let mut bytes = [0; N];
-    bytes[..2].copy_from_slice(&op.to_be_bytes());
-    Bits::new(bytes)
 }
 
 fn create(context: &Context, input: &[u8], keeps: &[&dyn DevxRef]) -> Result<DevxObject> {

@@ -12,23 +12,21 @@
 //! use uverbs::mlx5::devx::{self, DevxObject, Umem};
 //! use uverbs::mlx5::{Uar, UarKind};
 //! use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
-//! use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+//! use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
 //!
 //! let uar = Uar::alloc(context, UarKind::NonCached)?;
 //! // 64 CQEs, and behind them the doorbell record.
 //! let umem = Umem::builder(context).page_sizes(4096).allocate(2 * 4096)?;
-//! let mut bytes = [0; create_cq_in::SIZE];
-//! bytes[..2].copy_from_slice(&opcode::CREATE_CQ.to_be_bytes());
-//! let mut command = Bits::<create_cq_in, _>::new(bytes);
-//! command.set(create_cq_in::cq_umem_id, umem.id().into());
-//! let mut queue = command.sub_mut(create_cq_in::cq_context);
+//! let mut create = Bits::<create_cq_in, _>::new(command::<{ create_cq_in::SIZE }>(opcode::CREATE_CQ));
+//! create.set(create_cq_in::cq_umem_id, umem.id().into());
+//! let mut queue = create.sub_mut(create_cq_in::cq_context);
 //! queue.set(cqc::log_cq_size, 6);
 //! queue.set(cqc::uar_page, uar.page_id().into());
 //! queue.set(cqc::c_eqn_or_apu_element, devx::query_eqn(context, 0)?.into());
 //! queue.set(cqc::dbr_umem_id, umem.id().into());
 //! queue.set(cqc::dbr_addr, 4096);
 //! // SAFETY: the queue lies in the umem, which the object keeps.
-//! let cq = unsafe { DevxObject::create(context, command.bytes(), &mut [0; 16], &[&umem])? };
+//! let cq = unsafe { DevxObject::create(context, create.bytes(), &mut [0; 16], &[&umem])? };
 //! println!("completion queue {:#x}", cq.number());
 //! # Ok(()) }
 //! ```

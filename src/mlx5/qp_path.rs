@@ -15,7 +15,7 @@ use uverbs_uapi::endian::Be16;
 use uverbs_uapi::mlx5::prm::cmd::{lagc, query_hca_cap_out, query_lag_out};
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_in, query_qp_out, rst2init_qp_in};
-use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
 
 /// Bit of `opt_param_mask_95_32`, `MLX5_QPC_OPT_MASK_32_UDP_SPORT`.
 const UDP_PORT: u64 = 1 << 2;
@@ -24,18 +24,17 @@ const LAG_PORT: u64 = 1 << 15;
 
 /// An input of a layout, with its opcode.
 fn input<T: Layout>(op: u16) -> Bits<T, Vec<u8>> {
-    let mut bytes = vec![0; T::SIZE];
-    bytes[..2].copy_from_slice(&op.to_be_bytes());
+    let mut bytes = command::<2>(op).to_vec();
+    bytes.resize(T::SIZE, 0);
     Bits::new(bytes)
 }
 
 /// The general capabilities, as they are set.
 fn capabilities(verb: &'static str, context: &Context) -> Result<Bits<cmd_hca_cap, Vec<u8>>> {
-    let mut command = [0; 16];
-    command[..2].copy_from_slice(&opcode::QUERY_HCA_CAP.to_be_bytes());
-    command[7] = 1;
+    let mut asked = command::<16>(opcode::QUERY_HCA_CAP);
+    asked[7] = 1;
     let mut output = vec![0; query_hca_cap_out::SIZE];
-    general_command(context, &command, &mut output).map_err(|error| error.in_verb(verb))?;
+    general_command(context, &asked, &mut output).map_err(|error| error.in_verb(verb))?;
     let output = Bits::<query_hca_cap_out, _>::new(output);
     Ok(Bits::new(output.span(query_hca_cap_out::capability).to_vec()))
 }
@@ -173,10 +172,8 @@ fn lag_port(
     if qp.qp_type() == QpType::RAW_PACKET {
         return Err(unsupported(verb, "a queue pair of raw packets; its TIS has the port".into()));
     }
-    let mut command = [0; 16];
-    command[..2].copy_from_slice(&opcode::QUERY_LAG.to_be_bytes());
     let mut output = vec![0; query_lag_out::SIZE];
-    let asked = general_command(&qp.context(), &command, &mut output);
+    let asked = general_command(&qp.context(), &command::<16>(opcode::QUERY_LAG), &mut output);
     asked.map_err(|error| error.in_verb(verb))?;
     let lag = Bits::<query_lag_out, _>::new(output);
     let lag = lag.sub(query_lag_out::ctx);

@@ -63,13 +63,12 @@ impl DevxObject {
     /// # fn f(context: &uverbs::Context, counters: uverbs::mlx5::devx::DevxObject, output: &mut [u8])
     /// # -> Result<(), Box<dyn std::error::Error>> {
     /// use uverbs::mlx5::devx::{self, DevxObject, ImportedDevxObject};
-    /// use uverbs_uapi::mlx5::prm::opcode;
+    /// use uverbs_uapi::mlx5::prm::{command, opcode};
     ///
     /// let (envelope, bytes) = (counters.export()?, counters.export_rdma_core());
     /// // ... and in the other process, with a context on the same file:
     /// let imported: ImportedDevxObject = DevxObject::import(context, &envelope)?;
-    /// let mut query = [0; 32];
-    /// query[..2].copy_from_slice(&opcode::QUERY_Q_COUNTER.to_be_bytes());
+    /// let mut query = command::<32>(opcode::QUERY_Q_COUNTER);
     /// query[31] = imported.number() as u8;
     /// devx::query(&*imported, &query, output)?;
     /// imported.unimport()?;

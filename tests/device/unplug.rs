@@ -24,7 +24,7 @@ use uverbs::{
     Access, Context, Device, Errno, EventType, Notify, ObjectKind, PostError, QpAttr, QpState,
     QpType, WcStatus, WindowType,
 };
-use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::{command, opcode};
 
 /// The argument of a program whose device under test is removed.
 const UNPLUG: &str = "--unplug";
@@ -278,8 +278,7 @@ fn none_leaked(context: &Context) -> Verdict {
 /// A counter set of DEVX, which has no memory.
 #[allow(unsafe_code, reason = "a command, which could name memory")]
 fn counters(context: &Context) -> uverbs::Result<DevxObject> {
-    let mut command = [0; 16];
-    command[..2].copy_from_slice(&opcode::ALLOC_Q_COUNTER.to_be_bytes());
+    let command = command::<16>(opcode::ALLOC_Q_COUNTER);
     // SAFETY: the command names neither memory nor keys.
     unsafe { DevxObject::create(context, &command, &mut [0; 16], &[]) }
 }

@@ -162,14 +162,13 @@ fn status(status: u8) -> (&'static str, Errno) {
 /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
 /// use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
 /// use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
-/// use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+/// use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
 ///
-/// let mut command = [0; 16];
-/// command[..2].copy_from_slice(&opcode::QUERY_HCA_CAP.to_be_bytes());
+/// let mut query = command::<16>(opcode::QUERY_HCA_CAP);
 /// // The current values of the general capabilities.
-/// command[7] = 1;
+/// query[7] = 1;
 /// let mut output = vec![0; query_hca_cap_out::SIZE];
-/// uverbs::mlx5::devx::general_command(context, &command, &mut output)?;
+/// uverbs::mlx5::devx::general_command(context, &query, &mut output)?;
 /// let output = Bits::<query_hca_cap_out, _>::new(output);
 /// let general = Bits::<cmd_hca_cap, _>::new(output.span(query_hca_cap_out::capability));
 /// println!("2^{} user contexts", general.get(cmd_hca_cap::log_max_uctx));
@@ -206,12 +205,11 @@ pub fn general_command(context: &Context, input: &[u8], output: &mut [u8]) -> Re
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
 /// use uverbs::mlx5::devx;
-/// use uverbs_uapi::mlx5::prm::opcode;
+/// use uverbs_uapi::mlx5::prm::{command, opcode};
 ///
-/// let mut command = [0; 16];
-/// command[..2].copy_from_slice(&opcode::QUERY_VHCA_STATE.to_be_bytes());
+/// let query = command::<16>(opcode::QUERY_VHCA_STATE);
 /// // SAFETY: the command names neither memory nor keys, and changes nothing.
-/// unsafe { devx::general_command_unchecked(context, &command, &mut [0; 64])? };
+/// unsafe { devx::general_command_unchecked(context, &query, &mut [0; 64])? };
 /// # Ok(()) }
 /// ```
 ///

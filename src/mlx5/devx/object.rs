@@ -31,23 +31,19 @@ impl Class {
 /// be called from any thread.
 ///
 /// ```no_run
-/// # fn f(context: &uverbs::Context, command: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+/// # fn f(context: &uverbs::Context, change: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
 /// use uverbs::mlx5::devx::{self, DevxObject};
-/// use uverbs_uapi::mlx5::prm::opcode;
+/// use uverbs_uapi::mlx5::prm::{command, opcode};
 ///
+/// let create = command::<16>(opcode::ALLOC_Q_COUNTER);
 /// // SAFETY: a counter set has no memory and no keys.
-/// let counters = unsafe {
-///     let mut command = [0; 16];
-///     command[..2].copy_from_slice(&opcode::ALLOC_Q_COUNTER.to_be_bytes());
-///     DevxObject::create(context, &command, &mut [0; 16], &[])?
-/// };
-/// let mut query = [0; 32];
-/// query[..2].copy_from_slice(&opcode::QUERY_Q_COUNTER.to_be_bytes());
+/// let counters = unsafe { DevxObject::create(context, &create, &mut [0; 16], &[])? };
+/// let mut query = command::<32>(opcode::QUERY_Q_COUNTER);
 /// query[31] = counters.number() as u8;
 /// let mut output = [0; 512];
 /// devx::query(&counters, &query, &mut output)?;
-/// // SAFETY: `command` names neither memory nor keys.
-/// unsafe { devx::modify(&counters, command, &mut output)? };
+/// // SAFETY: `change` names neither memory nor keys.
+/// unsafe { devx::modify(&counters, change, &mut output)? };
 /// counters.destroy()?;
 /// # Ok(()) }
 /// ```

@@ -54,11 +54,10 @@ impl DevxAnswer {
 /// ```no_run
 /// # fn f(context: &uverbs::Context, counters: &uverbs::mlx5::devx::DevxObject) -> uverbs::Result<()> {
 /// use uverbs::mlx5::devx::{DevxAnswer, DevxQueries};
-/// use uverbs_uapi::mlx5::prm::opcode;
+/// use uverbs_uapi::mlx5::prm::{command, opcode};
 ///
 /// let queries = DevxQueries::create(context)?;
-/// let mut query = [0; 32];
-/// query[..2].copy_from_slice(&opcode::QUERY_Q_COUNTER.to_be_bytes());
+/// let mut query = command::<32>(opcode::QUERY_Q_COUNTER);
 /// query[31] = counters.number() as u8;
 /// queries.query(counters, &query, 256, 7)?;
 /// if let Some(answer) = queries.wait(None)? {

@@ -20,7 +20,7 @@ use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, query_cq_out};
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, qpc, query_qp_out, rst2init_qp_in};
-use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
 
 trials![
     capabilities_are_queried,
@@ -48,17 +48,10 @@ pub(crate) fn open() -> Verdict<Context> {
     Ok(context)
 }
 
-/// A command of `N` bytes.
-fn command<const N: usize>(op: u16) -> [u8; N] {
-    let mut bytes = [0; N];
-    bytes[..2].copy_from_slice(&op.to_be_bytes());
-    bytes
-}
-
 /// A command of a layout, as bytes that may grow.
 fn input<L: Layout>(op: u16) -> Bits<L, Vec<u8>> {
-    let mut bytes = vec![0; L::SIZE];
-    bytes[..2].copy_from_slice(&op.to_be_bytes());
+    let mut bytes = command::<2>(op).to_vec();
+    bytes.resize(L::SIZE, 0);
     Bits::new(bytes)
 }
 

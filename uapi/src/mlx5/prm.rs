@@ -153,6 +153,22 @@ impl<L> Tail<L> {
     }
 }
 
+/// A command of `N` bytes: its opcode, and zeros behind it.
+///
+/// ```
+/// use uverbs_uapi::mlx5::prm::{Bits, Layout, command, cqc::create_cq_in, opcode};
+///
+/// assert_eq!(command::<4>(opcode::CREATE_CQ), [0x04, 0, 0, 0]);
+/// let mut create = Bits::<create_cq_in, _>::new(command::<{ create_cq_in::SIZE }>(opcode::CREATE_CQ));
+/// create.set(create_cq_in::cq_umem_id, 7);
+/// ```
+pub const fn command<const N: usize>(opcode: u16) -> [u8; N] {
+    const { assert!(N >= 2, "a command begins with an opcode of two bytes") }
+    let mut bytes = [0; N];
+    [bytes[0], bytes[1]] = opcode.to_be_bytes();
+    bytes
+}
+
 /// A byte buffer seen through a layout.
 ///
 /// A buffer shorter than the layout reads as if it were followed by zeros, because drivers of
