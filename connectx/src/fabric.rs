@@ -252,20 +252,10 @@ impl Fabric {
 
     /// The thing with as many others in front as `choose` says, which gets the number of all; `None` if there is none.
     pub fn choose_ready(&self, choose: impl FnOnce(usize) -> usize) -> Option<ReadyThing> {
-        /// Functions whose counts are kept: those of most fabrics.
-        const FEW: usize = 4;
-        let mut few = [[0; 4]; FEW];
-        let mut all = 0;
-        for (number, function) in self.functions.iter().enumerate() {
-            let counts = ready(function.device());
-            few.get_mut(number).into_iter().for_each(|place| *place = counts);
-            let [queues, senders, packets, writes] = counts;
-            all += queues + senders + packets + writes;
-        }
+        let all = self.ready();
         let mut before = if all > 0 { choose(all) } else { return None };
         for (function, at) in self.functions.iter().enumerate() {
-            let counts = few.get(function).copied();
-            let [queues, senders, packets, writes] = counts.unwrap_or_else(|| ready(at.device()));
+            let [queues, senders, packets, writes] = ready(at.device());
             let ready = if before < queues {
                 Ready::Queue(before)
             } else if before < queues + senders {

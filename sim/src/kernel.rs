@@ -339,6 +339,8 @@ pub(crate) struct Kernel {
     rates: Rates,
     files: BTreeMap<FileId, OpenFile>,
     next_file: u64,
+    /// Bits of an address in a page of this machine: a division in each doorbell would take as long as 40 instructions.
+    page_bits: u32,
     pinned: Pinned,
     crowded: Crowded,
     /// The socket to peers outside of the process.
@@ -360,6 +362,7 @@ impl Kernel {
             rates,
             files: BTreeMap::new(),
             next_file: 1,
+            page_bits: rustix::param::page_size().trailing_zeros(),
             pinned: Pinned::default(),
             crowded: Crowded::default(),
             transmitter: None,

@@ -291,8 +291,7 @@ impl Kernel {
         at: usize,
         bytes: &[u8],
     ) -> Result<()> {
-        let page = offset / rustix::param::page_size() as u64;
-        let entry = self.file(file)?.mapped.get(&page);
+        let entry = self.file(file)?.mapped.get(&(offset >> self.page_bits));
         match entry.map(|entry| &entry.mapped) {
             Some(Mapped::Uars { first, .. }) => {
                 let uar = *first + (at / PAGE) as u32;
