@@ -29,7 +29,7 @@ use super::locking::Locking;
 use crate::error::Error;
 use crate::first_panic::FirstPanic;
 use crate::lending::compact_enum::Content;
-use crate::lending::loan_table::{Claim, RECV, ReturnedLoan};
+use crate::lending::loan_table::{Claim, RECV, ReturnedLoan, wait};
 use crate::number::Qpn;
 use crate::owned::{
     Lent, Loans, Memory, Outcome, VisitedCompletion, memory_and_tag, open_buffer, tag_mut,
@@ -559,12 +559,22 @@ impl<S: Locking> Inflight<S> {
     /// program that waits for one request before it looks at those posted earlier would wait for ever.
     #[cold]
     pub(super) fn move_ends(&self, side: Side) -> bool {
-        let Some(mut state) = self.state() else { return false };
         let [send, recv] = &self.loans;
         let loans = if side == Side::Send { send } else { recv };
-        let before = state.moved.len();
-        loans.take_all_settled(|wr_id, lent| state.moved.push((wr_id, lent)));
-        state.moved.len() > before
+        let mut moved = false;
+        for tries in 0.. {
+            let Some(mut state) = self.state() else { break };
+            let before = state.moved.len();
+            let others = loans.take_all_settled(|wr_id, lent| state.moved.push((wr_id, lent)));
+            moved |= state.moved.len() > before;
+            drop(state);
+            if !others {
+                break;
+            }
+            // The driver may have taken a loan of a request that failed, and wait for the lock.
+            wait(tries);
+        }
+        moved
     }
 
     /// The end of a request that is not in its slot.
@@ -748,30 +758,31 @@ impl<S: Locking> Inflight<S> {
     /// A request failed: admits none from now on.
     #[cold]
     pub(super) fn fail(&self, status: WcStatus, deferred: &mut Deferred) {
-        if self.qp.is_none() {
-            return;
+        if self.qp.is_some() && self.refuse(status, deferred) {
+            // The device moved the queue pair to ERR by itself. Moving it there once more makes rxe flush the
+            // receives that were posted since.
+            deferred.flush(self.qp.clone());
         }
-        let Some(mut state) = self.state() else { return };
+    }
+
+    /// Admits no request from now on. Returns whether some were admitted before.
+    fn refuse(&self, status: WcStatus, deferred: &mut Deferred) -> bool {
+        let Some(mut state) = self.state() else { return false };
         if state.broken.is_some() {
-            return;
+            return false;
         }
         state.break_with(Broken::Failed(status), deferred);
         self.publish(&state);
-        drop(state);
-        // The device moved the queue pair to ERR by itself. Moving it there once more makes rxe flush the
-        // receives that were posted since.
-        deferred.flush(self.qp.clone());
+        true
     }
 
     /// Admits no request any more, and flushes those that are posted.
     pub(super) fn abort(&self) -> crate::Result<()> {
         let mut deferred = Deferred::default();
-        let Some(mut state) = self.state() else { return Err(Error::forked("abort")) };
-        if state.broken.is_none() {
-            state.break_with(Broken::Failed(WcStatus::WR_FLUSH_ERR), &mut deferred);
-            self.publish(&state);
+        if !self.is_here() {
+            return Err(Error::forked("abort"));
         }
-        drop(state);
+        self.refuse(WcStatus::WR_FLUSH_ERR, &mut deferred);
         // Only now that `broken` is set: a receive that is posted meanwhile sees it in `is_late`.
         let flushed = self.flush();
         deferred.run();

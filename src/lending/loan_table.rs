@@ -170,6 +170,12 @@ impl<P> LoanSlot<P> {
         self.take_back(wr_id)
     }
 
+    /// Takes back the loan in whose state this was seen, also if a holder has cleared [`SETTLES_ALONE`] there since.
+    #[cold]
+    fn take_back_lent(&self, state: u64) -> Option<ReturnedLoan<'_, P>> {
+        self.take_back(state).or_else(|| self.take_back(state & !SETTLES_ALONE))
+    }
+
     /// Settles the loan `wr_id`, which has [`SETTLES_ALONE`], if it is in this slot and has it still.
     #[inline(always)]
     fn settle_alone(&self, wr_id: u64) -> bool {
@@ -256,6 +262,18 @@ impl<P> LoanSlot<P> {
         Some((wr_id, self.take_settled(wr_id)?.take()))
     }
 
+    /// The state, once nobody holds the slot: a driver that ends may hold it, too, which knows no `wr_id`.
+    fn state_unless_held(&self) -> u64 {
+        let mut tries = 0;
+        loop {
+            match self.state.load(Ordering::Relaxed) {
+                HELD => wait(tries),
+                state => return state,
+            }
+            tries += 1;
+        }
+    }
+
     fn is_free(&self) -> bool {
         self.state.load(Ordering::Relaxed) == FREE
     }
@@ -328,9 +346,10 @@ impl<P> Drop for HeldLoan<'_, P> {
     }
 }
 
-/// Lets the thread go on that has a slot; `tries` counts the calls.
+/// Lets the thread go on that has a slot; `tries` counts the calls. The caller has no lock: the thread that has taken a
+/// slot may wait for it.
 #[cold]
-fn wait(tries: u32) {
+pub(crate) fn wait(tries: u32) {
     // The other one is about ten instructions from its end, unless it was preempted.
     if tries < 64 { spin_loop() } else { yield_now() }
 }
@@ -621,24 +640,23 @@ impl<P> LoanTable<P> {
         }
     }
 
-    /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans. A payload
-    /// that another thread takes meanwhile has left its slot afterwards.
+    /// Takes the payloads that wait for their futures, with their `wr_id`s, which makes room for other loans. Returns
+    /// whether other threads were taking payloads meanwhile: their slots are to be looked at again.
     #[cold]
-    pub(crate) fn take_all_settled(&self, mut visit: impl FnMut(u64, P)) {
+    pub(crate) fn take_all_settled(&self, mut visit: impl FnMut(u64, P)) -> bool {
+        let mut others = false;
         for slot in self.lendable_slots() {
-            for tries in 0.. {
-                let state = slot.state.load(Ordering::Relaxed);
-                if state & SETTLED == SETTLED {
-                    if let Some((wr_id, payload)) = slot.take_any_settled() {
-                        visit(wr_id, payload);
-                        break;
-                    }
-                } else if state != TAKEN {
-                    break;
+            let state = slot.state.load(Ordering::Relaxed);
+            if state & SETTLED == SETTLED {
+                match slot.take_any_settled() {
+                    Some((wr_id, payload)) => visit(wr_id, payload),
+                    None => others = true,
                 }
-                wait(tries);
+            } else {
+                others |= state == TAKEN;
             }
         }
+        others
     }
 
     /// How many requests are in flight.
@@ -679,9 +697,9 @@ impl<P> LoanTable<P> {
     /// Takes back the loans from `next` on, which were not posted.
     fn take_unposted(&self, next: u64) -> impl Iterator<Item = P> {
         self.lendable_slots().filter_map(move |slot| {
-            let state = slot.state.load(Ordering::Relaxed);
+            let state = slot.state_unless_held();
             let unposted = Self::is_unposted(state, next);
-            if unposted { slot.take_back(state).map(ReturnedLoan::take) } else { None }
+            if unposted { slot.take_back_lent(state).map(ReturnedLoan::take) } else { None }
         })
     }
 
@@ -704,7 +722,7 @@ impl<P> LoanTable<P> {
         let mut visits = FirstPanic::default();
         for table in tables {
             let lent = |slot: &'t LoanSlot<P>| {
-                let state = slot.state.load(Ordering::Relaxed);
+                let state = slot.state_unless_held();
                 (state & NOT_LENT == 0).then_some((state, slot))
             };
             let mut loans: Vec<_> = table.lendable_slots().filter_map(lent).collect();
@@ -712,7 +730,7 @@ impl<P> LoanTable<P> {
             let first = loans.first().map_or(0, |(wr_id, _)| *wr_id);
             loans.sort_unstable_by_key(|(wr_id, _)| wr_id.wrapping_sub(first) as i64);
             for (wr_id, slot) in loans {
-                if let Some(loan) = slot.take_back(wr_id) {
+                if let Some(loan) = slot.take_back_lent(wr_id) {
                     visits.catch(|| visit(loan.take()));
                 }
             }

@@ -102,6 +102,33 @@ fn an_end_is_fetched_from_its_slot_or_from_where_it_was_moved() {
     });
 }
 
+/// A request fails while a poster needs its slot: the driver, which has taken the loan, waits for the lock that posters
+/// take.
+#[test]
+fn a_request_fails_while_a_poster_moves_ends() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let wr_id = queue.post(Waker::noop()).unwrap();
+        let theirs = queue.inflight.clone();
+        let driver = thread::spawn(move || {
+            let loan = theirs.loans(wr_id).take_back(wr_id).expect("it is in flight");
+            let mut deferred = Deferred::default();
+            theirs.refuse(WcStatus::RETRY_EXC_ERR, &mut deferred);
+            let outcome = Outcome::new(WcStatus::RETRY_EXC_ERR, WcOpcode::SEND, Qpn(1));
+            super::complete(VisitedCompletion::copied(loan, outcome), 0, &mut deferred);
+            deferred.run();
+        });
+        let poster = thread::spawn(move || {
+            queue.inflight.move_ends(Side::Send);
+            queue
+        });
+        driver.join().unwrap();
+        let mut queue = poster.join().unwrap();
+        queue.inflight.move_ends(Side::Send);
+        assert!(queue.post(Waker::noop()).is_some());
+    });
+}
+
 /// The driver ends while a future posts and waits: the future learns of it.
 #[test]
 fn a_request_that_is_posted_while_the_driver_ends_is_lost() {

@@ -320,3 +320,28 @@ fn a_request_that_nobody_completes_is_lost_and_stays_lent() {
     }
     assert_eq!(queue.inflight.in_flight(), 2);
 }
+
+/// The driver has taken the loan of a request that failed, and needs the lock that a poster has which looks for ends.
+#[test]
+fn a_request_fails_while_a_poster_moves_ends() {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    let (done, is_done) = channel();
+    let mut queue = Queue::new(1);
+    let wr_id = queue.post(Waker::noop()).unwrap();
+    std::thread::spawn(move || {
+        let inflight = queue.inflight.clone();
+        let loan = inflight.loans(wr_id).take_back(wr_id).expect("it is in flight");
+        let theirs = inflight.clone();
+        let poster = std::thread::spawn(move || theirs.move_ends(Side::Send));
+        // The poster has found the loan by then.
+        std::thread::sleep(Duration::from_millis(50));
+        let mut deferred = Deferred::default();
+        inflight.refuse(WcStatus::RETRY_EXC_ERR, &mut deferred);
+        let outcome = Outcome::new(WcStatus::RETRY_EXC_ERR, WcOpcode::SEND, Qpn(1));
+        super::complete(VisitedCompletion::copied(loan, outcome), 0, &mut deferred);
+        assert!(poster.join().unwrap(), "the end was moved");
+        done.send(()).unwrap();
+    });
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(10)), Ok(()), "they wait for each other");
+}

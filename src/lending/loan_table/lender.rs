@@ -8,7 +8,9 @@
 //! lent: those of messages that are only partly received, of completions that were not polled, and of
 //! receives that a queue pair had consumed when it was dropped.
 
-use super::{COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, NOT_LENT, SCOPED, STEP, UNSIGNALED};
+use super::{
+    COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, NOT_LENT, SCOPED, STEP, TAKEN, UNSIGNALED,
+};
 use super::{SETTLES_ALONE, WrIds};
 use crate::lending::compact_enum::CompactEnum;
 use crate::sync::Ordering;
@@ -394,12 +396,19 @@ impl NextLoan {
     fn take_small<K, A, B>(&self, table: &LoanTable<CompactEnum<K, A, B>>, ahead: u64) -> (K, A) {
         let wr_id = self.wr_id.wrapping_add(ahead);
         let slot = table.slot(wr_id);
-        let state = slot.state.load(Ordering::Relaxed);
-        // A small payload is neither scoped nor unsignaled.
-        debug_assert_eq!(state & !SETTLES_ALONE, wr_id, "not the last loan");
+        let order = Ordering::Acquire;
+        loop {
+            let state = slot.state_unless_held();
+            // A small payload is neither scoped nor unsignaled.
+            debug_assert_eq!(state & !SETTLES_ALONE, wr_id, "not the last loan");
+            // Acquire pairs with the Release of a driver that ends, which may hold the slot, and change the payload.
+            if slot.state.compare_exchange(state, TAKEN, order, Ordering::Relaxed).is_ok() {
+                break;
+            }
+        }
         let small = slot.payload.get().cast_const().cast();
-        // SAFETY: `fill` wrote the payload, and nobody took it back: the request was not posted, so only its
-        // writer knew the `wr_id`.
+        // SAFETY: `fill` wrote the payload, and nobody took it back: the request was not posted, so only its writer knew
+        // the `wr_id`. The state was changed to `TAKEN` here, so nobody holds it.
         let small = unsafe { CompactEnum::<K, A, B>::take_small(small) };
         slot.state.store(FREE, Ordering::Release);
         small

@@ -76,6 +76,31 @@ fn each_loan_comes_back_to_the_poller_or_to_the_reclaiming_thread() {
     });
 }
 
+/// The driver ends, and holds each slot, while the poster takes the payload of a refused request back.
+#[test]
+fn the_payload_of_a_refused_request_comes_back_once() {
+    use super::CompactEnum;
+    loom::model(|| {
+        let payload = std::sync::Arc::new(());
+        let mut lender = Lender::<CompactEnum<std::sync::Arc<()>, u16, ()>>::new(1, 0);
+        let table = lender.table().clone();
+        let driver = thread::spawn(move || table.each_lent(|_| ()));
+        let mine = payload.clone();
+        let poster = thread::spawn(move || {
+            let mut lending = lender.begin();
+            let filled = lending.free_slot().ok().unwrap().fill(mine, 2);
+            let back = filled.undo();
+            drop(lending);
+            (lender, back)
+        });
+        driver.join().unwrap();
+        let (mut lender, back) = poster.join().unwrap();
+        assert_eq!((lender.table().lent(), lender.room()), (0, 1));
+        assert_eq!(std::sync::Arc::strong_count(&payload), 2);
+        drop(back);
+    });
+}
+
 /// The lender lends again while the poller takes back what a completion covers.
 #[test]
 fn covered_loans_come_back_once_while_others_are_lent() {

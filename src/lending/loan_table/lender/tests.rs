@@ -410,3 +410,51 @@ fn an_unsignaled_loan_becomes_a_signaled_one_before_half_the_table_is_unsignaled
         assert_eq!(signaled, Some(most), "of {count}");
     }
 }
+
+/// The driver ends, and holds the slot, while the poster takes a refused request's payload back.
+#[test]
+fn a_refused_request_comes_back_once_while_the_driver_ends() {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    let payload = Arc::new(());
+    let mut lender = Lender::<CompactEnum<Arc<()>, u16, ()>>::new(1, 0);
+    let table = lender.table().clone();
+    let mut lending = lender.begin();
+    let filled = lending.free_slot().ok().unwrap().fill(payload.clone(), 2);
+    let (held, is_held) = channel();
+    let driver = std::thread::spawn(move || {
+        table.each_lent(|_| {
+            held.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+        });
+    });
+    is_held.recv().unwrap();
+    let back = filled.undo();
+    driver.join().unwrap();
+    drop(lending);
+    assert_eq!(lender.table().lent(), 0, "the slot is lent, and its payload was moved out");
+    drop(back);
+    assert_eq!(Arc::strong_count(&payload), 1);
+}
+
+/// The same with a batch that is dropped before it is posted.
+#[test]
+fn an_unposted_loan_comes_back_while_the_driver_ends() {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    let mut lender = Lender::new(1, 0);
+    let table = lender.table().clone();
+    let mut lending = lender.begin();
+    lending.hold(7).unwrap();
+    let (held, is_held) = channel();
+    let driver = std::thread::spawn(move || {
+        table.each_lent(|_| {
+            held.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+        });
+    });
+    is_held.recv().unwrap();
+    drop(lending);
+    driver.join().unwrap();
+    assert_eq!((lender.table().lent(), lender.room()), (0, 1));
+}
