@@ -22,7 +22,8 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 
 const RESOURCE_BUSY: u8 = 0x6;
 const ENTRIES: u64 = 4;
-const UMEM_BYTES: u64 = 8 * 4096;
+/// Enough for a queue of 4,096 entries.
+const UMEM_BYTES: u64 = 129 * 4096;
 /// Parts of a queue's page: descriptors, available ring, used ring, buffers.
 const AVAILABLE: u64 = 0x100;
 const USED: u64 = 0x200;
@@ -55,8 +56,7 @@ impl Queues {
         let mut input = Bits::<create_umem_in, _>::new(vec![0; create_umem_in::SIZE]);
         input.sub_mut(create_umem_in::umem).set(umem::num_of_mtt, UMEM_BYTES / 4096);
         let mut input = input.into_inner();
-        input
-            .extend((0..UMEM_BYTES / 4096).flat_map(|page| (0x8_0000 + page * 4096).to_be_bytes()));
+        input.extend((0..UMEM_BYTES / 4096).flat_map(|page| (page * 4096).to_be_bytes()));
         let out = driver.run_command(opcode::CREATE_UMEM, &input).unwrap();
         let umem = Bits::<create_umem_out, _>::new(out).get32(create_umem_out::umem_id);
         Self { driver, key, tis, umem }
@@ -64,6 +64,12 @@ impl Queues {
 
     fn virtq(&mut self, index: u64) -> Virtq {
         let page = self.driver.alloc_page();
+        self.virtq_of(index, ENTRIES, [page, page + AVAILABLE, page + USED])
+    }
+
+    /// A virtqueue with these descriptors, available ring and used ring.
+    fn virtq_of(&mut self, index: u64, entries: u64, rings: [u64; 3]) -> Virtq {
+        let [page, available, used] = rings;
         let mut input =
             Bits::<create_virtio_net_q_in, _>::new(vec![0; create_virtio_net_q_in::SIZE]);
         let mut about = input.sub_mut(create_virtio_net_q_in::general_obj_in_cmd_hdr);
@@ -71,24 +77,22 @@ impl Queues {
         let mut net = input.sub_mut(create_virtio_net_q_in::obj_context);
         net.set(object::tisn_or_qpn, self.tis.into());
         let mut queue = net.sub_mut(object::virtio_q_context);
-        let size = 128 * ENTRIES + 4096;
+        let size = 128 * entries + 4096;
         for (field, value) in [
             (virtio_q::virtio_version_1_0, 1),
             (virtio_q::queue_index, index),
-            (virtio_q::queue_size, ENTRIES),
+            (virtio_q::queue_size, entries),
             (virtio_q::desc_addr, page),
-            (virtio_q::available_addr, page + AVAILABLE),
-            (virtio_q::used_addr, page + USED),
+            (virtio_q::available_addr, available),
+            (virtio_q::used_addr, used),
             (virtio_q::virtio_q_mkey, self.key.into()),
             (virtio_q::pd, self.driver.pd.into()),
             (virtio_q::umem_1_id, self.umem.into()),
             (virtio_q::umem_1_size, size),
             (virtio_q::umem_2_id, self.umem.into()),
             (virtio_q::umem_2_size, size),
-            (virtio_q::umem_2_offset, 2 * 4096),
             (virtio_q::umem_3_id, self.umem.into()),
             (virtio_q::umem_3_size, size),
-            (virtio_q::umem_3_offset, 4 * 4096),
         ] {
             queue.set(field, value);
         }
@@ -252,4 +256,46 @@ fn chains_that_make_no_sense_move_a_virtqueue_to_error() {
     queues.offer(virtq, ENTRIES as u16 + 1, 0);
     queues.ring(1);
     assert_eq!(queues.state(virtq), state::ERR, "more chains than the ring has entries");
+}
+
+/// A chain that is too short for a frame stays, and the device reads all of it again for the next frame: other guests
+/// would wait for as many descriptors as the ring has, for each frame that a peer sends.
+#[test]
+fn long_chains_end_a_poll_early() {
+    const LONG: u16 = 1 << 12;
+    const RING: u64 = 128;
+    const FRAMES: u16 = 72;
+    let mut queues = Queues::new();
+    let rings = [0x8_0000, 0x9_0000, 0xa_0000];
+    let receives = queues.virtq_of(0, LONG.into(), rings);
+    let [descriptors, available, used] = rings.map(|ring| ring + 0x3_0000);
+    let sends = queues.virtq_of(1, RING, [descriptors, available, used]);
+    queues.steer_all_to(receives);
+    // Descriptors of no bytes.
+    for at in 0..LONG {
+        let more = if at + 1 < LONG { NEXT } else { 0 };
+        queues.describe(receives, at, (0, 0), WRITE | more);
+    }
+    let memory = queues.driver.memory();
+    memory.write(rings[1] + 2, &1u16.to_le_bytes()).unwrap();
+    // One frame, again and again.
+    memory.write(descriptors + BUFFERS + HEADER as u64, &[0xff; 72]).unwrap();
+    memory.write(available + 2, &FRAMES.to_le_bytes()).unwrap();
+    queues.describe(sends, 0, (0, HEADER + 72), 0);
+    let function = queues.driver.fabric.function(0);
+    function.write(Region::Bar0, VAR_OFFSET, &1u16.to_le_bytes());
+    let now = queues.driver.now();
+    let mut sent = vec![];
+    loop {
+        let more = queues.driver.fabric.poll(now);
+        let mut index = [0; 2];
+        queues.driver.memory().read(used + 2, &mut index).unwrap();
+        sent.push(u16::from_le_bytes(index));
+        if !more {
+            break;
+        }
+    }
+    assert!((1..FRAMES).contains(&sent[0]), "{sent:?}");
+    assert_eq!(sent.last(), Some(&FRAMES));
+    assert_eq!([sends, receives].map(|virtq| queues.state(virtq)), [state::RDY; 2]);
 }

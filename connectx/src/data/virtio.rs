@@ -15,6 +15,8 @@ const DESCRIPTOR: u64 = 16;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
+/// Cost of reading a descriptor by an mkey, in steps, beside its bytes.
+const DESCRIPTOR_STEPS: u64 = 4;
 /// The longest frame.
 const MAX_FRAME: usize = 1 << 16;
 /// The offset of `num_buffers` in `struct virtio_net_hdr_v1`.
@@ -154,6 +156,10 @@ impl Device {
         while let Some(at) = next {
             if at >= size || pieces.len() == usize::from(size) {
                 return Err(format!("descriptor {at} of a chain of {}", pieces.len()));
+            }
+            // A chain that is too short for a frame is read again for the next one.
+            if !self.objects.cost.add_steps(DESCRIPTOR_STEPS) {
+                return Err(format!("a frame ends after too many descriptors, at {at}"));
             }
             let mut bytes = [0; DESCRIPTOR as usize];
             let place = rings.descriptors.wrapping_add(DESCRIPTOR * u64::from(at));
