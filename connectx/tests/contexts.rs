@@ -16,6 +16,7 @@ use uverbs_uapi::mlx5::prm::object::{
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
 const BAD_PARAMETER: u8 = 0x3;
+const BAD_INPUT_LENGTH: u8 = 0x50;
 const BAD_RESOURCE: u8 = 0x5;
 const RESOURCE_BUSY: u8 = 0x6;
 
@@ -27,10 +28,16 @@ fn number(number: u32) -> Vec<u8> {
 }
 
 fn umem_of(driver: &mut Driver, uid: u32, pages: &[u64], offset: u64) -> u32 {
+    umem_of_pages(driver, uid, pages, offset, 0)
+}
+
+/// A umem of pages of 2^(12 + `log`) bytes.
+fn umem_of_pages(driver: &mut Driver, uid: u32, pages: &[u64], offset: u64, log: u64) -> u32 {
     let mut input = Bits::<create_umem_in, _>::new(vec![0; create_umem_in::SIZE]);
     let mut context = input.sub_mut(create_umem_in::umem);
     context.set(umem::num_of_mtt, pages.len() as u64);
     context.set(umem::page_offset, offset);
+    context.set(umem::log_page_size, log);
     let mut input = input.into_inner();
     input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
     let out = driver.run_command_as(uid, opcode::CREATE_UMEM, &input).unwrap();
@@ -241,4 +248,41 @@ fn a_cq_lies_in_its_umem() {
     for memory in [queue_memory, record_memory] {
         driver.run_command_as(uid, opcode::DESTROY_UMEM, &number(memory)).unwrap();
     }
+}
+
+/// The most bytes of memory that this process had at once.
+fn most_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// The list of 64 pages names 2^26 pages of 4 KiB, whose addresses would take 512 MiB.
+#[test]
+fn an_mkey_over_a_umem_of_large_pages_costs_what_it_holds() {
+    const PAGES: u64 = 1;
+    const LOG: u64 = 20;
+    let mut driver = Driver::new();
+    let uid = driver.create_uctx();
+    let umem = umem_of_pages(&mut driver, uid, &[0; 64], 0, LOG);
+    let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+    let mut key = |len, octowords| {
+        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+        input.set(create_mkey_in::mkey_umem_valid, 1);
+        input.set(create_mkey_in::mkey_umem_id, umem.into());
+        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+        context.set(mkc::pd, pd.into());
+        context.set(mkc::access_mode_1_0, PAGES);
+        context.set(mkc::len, len);
+        context.set(mkc::translations_octword_size, octowords);
+        driver.run_command_as(uid, opcode::CREATE_MKEY, &input.into_inner())
+    };
+    let before = most_memory();
+    for (len, octowords) in [(64 << 32, 4), ((8 << 12) + 1, 4), (1, 0)] {
+        assert_eq!(key(len, octowords).unwrap_err().0, BAD_INPUT_LENGTH, "{len} in {octowords}");
+    }
+    let more = most_memory() - before;
+    assert!(more < 256 << 20, "{more} bytes of memory for a command that is refused");
+    key(8 << 12, 4).unwrap();
 }

@@ -97,7 +97,7 @@ pub(crate) fn create_mkey(
     let of_umem;
     let list = match umem {
         Some((number, offset)) => {
-            of_umem = umem_pages(device, uid, &mut context, number, offset)?;
+            of_umem = umem_pages(device, uid, &mut context, room, (number, offset))?;
             &of_umem[..]
         }
         None => input.tail(create_mkey_in::klm_pas_mtt),
@@ -175,8 +175,8 @@ fn umem_pages(
     device: &mut Device,
     uid: u32,
     context: &mut Bits<mkc, Vec<u8>>,
-    number: u32,
-    offset: u64,
+    room: u64,
+    (number, offset): (u32, u64),
 ) -> Result<Vec<u8>, CommandError> {
     const LOG_PAGE: u64 = 12;
     const PAGE: u64 = 1 << LOG_PAGE;
@@ -187,6 +187,8 @@ fn umem_pages(
     }
     let buffer = device.objects.umems.get(number)?.buffer.part(offset, len)?;
     if buffer.address(0, 1)? % PAGE != start % PAGE {
+    /// Translations of an octoword.
+    const ENTRIES: u64 = 2;
         return refuse!(
             BadParam,
             "address {start:#x} is not where byte {offset:#x} is in its page"
@@ -195,12 +197,20 @@ fn umem_pages(
     context.set(mkc::log_page_size, LOG_PAGE);
     let first = start % PAGE;
     let mut pages = Vec::new();
-    for page in 0..(first + len).div_ceil(PAGE) {
+    for page in 0..count {
         let address = buffer.address((page * PAGE).saturating_sub(first), 1)?;
         pages.extend((address & !(PAGE - 1)).to_be_bytes());
     }
     Ok(pages)
 }
+    // Both are inside of the umem, which has fewer than 2^57 bytes.
+    let count = (first + len).div_ceil(PAGE);
+    if count > ENTRIES * room {
+        return refuse!(
+            BadInputLength,
+            "{count} pages of 4 KiB of a umem, {room} translation octowords have {ENTRIES} each"
+        );
+    }
 
 pub(crate) fn destroy_mkey(
     device: &mut Device,
