@@ -50,7 +50,7 @@ impl Function {
     pub fn new(options: Options) -> Self {
         Self {
             config: ConfigSpace::new(VECTORS as u16, bar0::SIZE),
-            data_direct: ConfigSpace::data_direct(&options.vuid()),
+            data_direct: ConfigSpace::data_direct(&options.data_direct_vuid()),
             device: Device::new(options, VECTORS),
             gone: false,
         }

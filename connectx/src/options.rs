@@ -119,10 +119,15 @@ pub struct Options {
 }
 
 impl Options {
-    /// The identifier (VUID) that the function tells of its data-direct function, and that function in its vital
-    /// product data: the driver binds those whose identifiers are the same.
+    /// The identifier (VUID) of the function.
     pub fn vuid(&self) -> String {
         format!("UVERBS{:026X}MLNXS0D0F0", self.number)
+    }
+
+    /// The identifier that the function tells of its data-direct function, and that function in its vital product data:
+    /// the driver binds those whose identifiers are the same.
+    pub fn data_direct_vuid(&self) -> String {
+        format!("UVERBS{:026X}MLNXS0D1F0", self.number)
     }
 }
 

@@ -117,13 +117,17 @@ fn identifier_is_that_of_the_vital_product_data() {
     let out = driver.run_command(opcode::QUERY_VUID, input.bytes()).unwrap();
     assert_eq!(Bits::<query_vuid_out, _>::new(&out[..]).get(query_vuid_out::num_of_entries), 1);
     let vuid = out[query_vuid_out::SIZE..].split(|byte| *byte == 0).next().unwrap();
-    assert_eq!(vuid, options().vuid().as_bytes());
-    // Those of other functions, and of the function itself.
-    for (field, value) in [
-        (query_vuid_in::vhca_id, 7),
-        (query_vuid_in::query_vfs_vuid, 1),
-        (query_vuid_in::data_direct, 0),
-    ] {
+    assert_eq!(vuid, options().data_direct_vuid().as_bytes());
+    // The function itself is another one.
+    let mut own = Bits::<query_vuid_in, _>::new(input.bytes().to_vec());
+    own.set(query_vuid_in::data_direct, 0);
+    let out = driver.run_command(opcode::QUERY_VUID, own.bytes()).unwrap();
+    assert_eq!(Bits::<query_vuid_out, _>::new(&out[..]).get(query_vuid_out::num_of_entries), 1);
+    let own = out[query_vuid_out::SIZE..].split(|byte| *byte == 0).next().unwrap();
+    assert_eq!(own, options().vuid().as_bytes());
+    assert_ne!(own, vuid);
+    // Other functions.
+    for (field, value) in [(query_vuid_in::vhca_id, 7), (query_vuid_in::query_vfs_vuid, 1)] {
         let mut other = Bits::<query_vuid_in, _>::new(input.bytes().to_vec());
         other.set(field, value);
         let refused = driver.run_command(opcode::QUERY_VUID, other.bytes()).unwrap_err();

@@ -29,12 +29,13 @@ pub(crate) fn query_vuid(device: &Device, input: &[u8]) -> Result<Vec<u8>, Comma
     if input.is_set(query_vuid_in::query_vfs_vuid) || vhca != VHCA_ID {
         return refuse!(BadParam, "identifiers of other functions than {VHCA_ID}");
     }
-    if !input.is_set(query_vuid_in::data_direct) {
-        return refuse!(BadParam, "the identifier of the function itself is not modelled");
-    }
     let mut out = Bits::<query_vuid_out, _>::new(vec![0; query_vuid_out::SIZE]);
     out.set(query_vuid_out::num_of_entries, 1);
-    let (mut out, vuid) = (out.into_inner(), device.options.vuid());
+    let mut out = out.into_inner();
+    let vuid = match input.is_set(query_vuid_in::data_direct) {
+        true => device.options.data_direct_vuid(),
+        false => device.options.vuid(),
+    };
     out.extend(vuid.as_bytes());
     out.resize(query_vuid_out::SIZE + ENTRY, 0);
     Ok(out)
