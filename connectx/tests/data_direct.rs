@@ -17,6 +17,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 const BAD_OPERATION: u8 = 0x2;
 const BAD_PARAMETER: u8 = 0x3;
 const BAD_RESOURCE: u8 = 0x5;
+const RESOURCE_BUSY: u8 = 0x6;
 
 const PHYSICAL: u64 = 0;
 const KSM: u64 = 3;
@@ -197,6 +198,23 @@ fn a_message_crosses_pages_of_the_list() {
     assert_eq!((p.bytes(first), p.bytes(second)), (*b"dire", *b"ctly"));
 }
 
+/// Destroys an mkey; returns the status of a refusal.
+fn destroy(driver: &mut Driver, key: u32) -> Result<(), u8> {
+    let mut input = Bits::<destroy_mkey_in, _>::new(vec![0; destroy_mkey_in::SIZE]);
+    input.set(destroy_mkey_in::mkey_index, (key >> 8).into());
+    driver.run_command(opcode::DESTROY_MKEY, input.bytes()).map(drop).map_err(|refused| refused.0)
+}
+
+/// Its number would soon be that of another mkey.
+#[test]
+fn a_key_is_not_destroyed_while_it_has_another_name() {
+    let mut p = Pair::on(Driver::with(options()), &[], &[]);
+    let Direct { crossed, key, .. } = Direct::new(&mut p);
+    assert_eq!(destroy(&mut p.driver, crossed), Err(RESOURCE_BUSY));
+    destroy(&mut p.driver, key).unwrap();
+    destroy(&mut p.driver, crossed).unwrap();
+}
+
 /// The function is reset, or its driver is unbound; keys that are made free reach nothing.
 #[test]
 fn keys_end_with_the_function_and_with_the_key_that_they_are_names_of() {
@@ -208,11 +226,7 @@ fn keys_end_with_the_function_and_with_the_key_that_they_are_names_of() {
         match end {
             0 => p.driver.fabric.function(0).restart_data_direct(),
             1 => assert!(p.driver.fabric.function(0).device_mut().invalidate_key(crossed)),
-            _ => {
-                let mut input = Bits::<destroy_mkey_in, _>::new(vec![0; destroy_mkey_in::SIZE]);
-                input.set(destroy_mkey_in::mkey_index, (all >> 8).into());
-                p.driver.run_command(opcode::DESTROY_MKEY, input.bytes()).unwrap();
-            }
+            _ => destroy(&mut p.driver, all).unwrap(),
         }
         assert_eq!(write(&mut p, 1, key, IOVA), REFUSED, "{end}");
     }

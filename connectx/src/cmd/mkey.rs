@@ -74,9 +74,10 @@ pub(crate) fn create_mkey(
             "an mkey of access mode {mode} of a data-direct function: it takes physical ones, if there is one"
         );
     }
-    if mode == CROSSING {
-        check_crossing(device, uid, &context)?;
-    }
+    let crossed = match mode {
+        CROSSING => Some(check_crossing(device, uid, &context)?),
+        _ => None,
+    };
     if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY | CROSSING) {
         return refuse!(BadParam, "mkey access mode {mode} is not modelled");
     }
@@ -87,7 +88,7 @@ pub(crate) fn create_mkey(
         return refuse!(BadParam, "context {uid} may not name physical addresses");
     }
     // There a crossing mkey has the other mkey.
-    let room = if mode == CROSSING { 0 } else { Mkey::octowords(&context) };
+    let room = if crossed.is_some() { 0 } else { Mkey::octowords(&context) };
     let actual = input.get(create_mkey_in::translations_octword_actual_size);
     if room > 1 << 22 || actual > room {
         return refuse!(
@@ -138,6 +139,10 @@ pub(crate) fn create_mkey(
     if let Some(umem) = umem {
         device.objects.umems.hold(umem)?;
     }
+    // While it has another name, its number may be no other mkey's.
+    if let Some(crossed) = crossed {
+        device.objects.mkeys.hold(crossed)?;
+    }
     device.objects.mkey_lists = all;
     let mkey = Mkey { context, translation, umem, data_direct };
     let number = device.objects.mkeys.insert_owned(uid, mkey)?;
@@ -146,13 +151,13 @@ pub(crate) fn create_mkey(
     Ok(out.into_inner())
 }
 
-/// Whether the driver may create another name for an mkey: it has to be of this function. Firmware names those of other
-/// functions, too, of which there are none here that it may.
+/// Checks that the driver may create another name for an mkey: it has to be of this function. Firmware names those of
+/// other functions, too, of which there are none here that it may. Returns the number of the mkey.
 fn check_crossing(
     device: &Device,
     uid: u32,
     context: &Bits<mkc, Vec<u8>>,
-) -> Result<(), CommandError> {
+) -> Result<u32, CommandError> {
     if !device.options.data_direct {
         return refuse!(BadParam, "mkey access mode {CROSSING} on a device without it");
     }
@@ -163,15 +168,16 @@ fn check_crossing(
     if vhca != VHCA_ID {
         return refuse!(BadParam, "an mkey of function {vhca}, this is {VHCA_ID}");
     }
-    let crossed = context.get32(mkc::translations_octword_size);
+    let crossed = Mkey::named(context);
     let other = device.objects.mkeys.get(crossed >> 8)?;
     if other.context.get(mkc::mkey_7_0) != u64::from(crossed & 0xff) {
         return refuse!(BadParam, "mkey {crossed:#x} is not valid");
     }
-    Ok(())
+    Ok(crossed >> 8)
 }
 
-/// The addresses of the pages of an mkey over a umem from byte `offset` on, each of 4 KiB.
+/// The addresses of the pages of an mkey over a umem from byte `offset` on, each of 4 KiB. The mkey has `room` octowords
+/// for them; the pages of the umem may be larger, so that its own list says little about their number.
 fn umem_pages(
     device: &mut Device,
     uid: u32,
@@ -181,6 +187,8 @@ fn umem_pages(
 ) -> Result<Vec<u8>, CommandError> {
     const LOG_PAGE: u64 = 12;
     const PAGE: u64 = 1 << LOG_PAGE;
+    /// Translations of an octoword.
+    const ENTRIES: u64 = 2;
     device.objects.umems.check_use(uid, number)?;
     let (start, len) = (context.get(mkc::start_addr), context.get(mkc::len));
     if context.is_set(mkc::length64) || len == 0 {
@@ -188,8 +196,6 @@ fn umem_pages(
     }
     let buffer = device.objects.umems.get(number)?.buffer.part(offset, len)?;
     if buffer.address(0, 1)? % PAGE != start % PAGE {
-    /// Translations of an octoword.
-    const ENTRIES: u64 = 2;
         return refuse!(
             BadParam,
             "address {start:#x} is not where byte {offset:#x} is in its page"
@@ -197,13 +203,6 @@ fn umem_pages(
     }
     context.set(mkc::log_page_size, LOG_PAGE);
     let first = start % PAGE;
-    let mut pages = Vec::new();
-    for page in 0..count {
-        let address = buffer.address((page * PAGE).saturating_sub(first), 1)?;
-        pages.extend((address & !(PAGE - 1)).to_be_bytes());
-    }
-    Ok(pages)
-}
     // Both are inside of the umem, which has fewer than 2^57 bytes.
     let count = (first + len).div_ceil(PAGE);
     if count > ENTRIES * room {
@@ -212,6 +211,13 @@ fn umem_pages(
             "{count} pages of 4 KiB of a umem, {room} translation octowords have {ENTRIES} each"
         );
     }
+    let mut pages = Vec::new();
+    for page in 0..count {
+        let address = buffer.address((page * PAGE).saturating_sub(first), 1)?;
+        pages.extend((address & !(PAGE - 1)).to_be_bytes());
+    }
+    Ok(pages)
+}
 
 pub(crate) fn destroy_mkey(
     device: &mut Device,
@@ -223,6 +229,9 @@ pub(crate) fn destroy_mkey(
     let mkey = device.objects.mkeys.remove(number)?;
     device.objects.mkey_lists -= mkey.translation.len();
     device.objects.release_umems(mkey.umem.as_slice());
+    if let Some(crossed) = mkey.crossed() {
+        device.objects.mkeys.release(crossed >> 8);
+    }
     device.objects.pds.release(mkey.context.get32(mkc::pd));
     if mkey.is_device_memory() {
         let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));

@@ -128,9 +128,14 @@ impl Mkey {
         self.mode() == PHYSICAL
     }
 
-    /// The mkey that it is another name for.
-    fn crossed(&self) -> u32 {
-        self.context.get32(mkc::translations_octword_size)
+    /// The mkey that it is another name for; it holds that one.
+    pub(crate) fn crossed(&self) -> Option<u32> {
+        (self.mode() == CROSSING).then(|| Self::named(&self.context))
+    }
+
+    /// The mkey that the context of another name has in place of the length of a list.
+    pub(crate) fn named(context: &Bits<mkc, Vec<u8>>) -> u32 {
+        context.get32(mkc::translations_octword_size)
     }
 
     /// Whether it is a list of other mkeys.
@@ -267,7 +272,7 @@ impl Objects {
             KLMS | KSM => self.follow_list(mkey, access, depth, to),
             // The holders of the name need not be of the other mkey's PD.
             CROSSING => {
-                let crossed = mkey.crossed();
+                let crossed = Mkey::named(context);
                 let other = self.mkeys.get(crossed >> 8).map_err(|refused| refused.why)?;
                 let pd = other.context.get32(mkc::pd);
                 self.follow(Access { key: crossed, pd, ..access }, depth, to)
