@@ -892,7 +892,8 @@ impl Kernel {
     }
 
     /// Unbinds the data-direct function of a device: `mlx5_ib_data_direct_unbind`. Regions that were registered through
-    /// it reach nothing any more.
+    /// it reach nothing any more. The driver's PD and key of all memory stay, as those of Linux do until the device goes
+    /// (`mlx5_ib_free_data_direct_resources`).
     pub(crate) fn unbind_data_direct(&mut self, device: usize) {
         self.drivers[device].data_direct = None;
         let files = self.files.values().filter(|file| file.device == device);
