@@ -489,12 +489,13 @@ fn query_async(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 /// The size of the pages of a umem, as `devx_umem_find_best_pgsize`: memory of the process is contiguous for the
-/// device, whatever the pages.
+/// device, whatever the pages. Those of the device are of 4 KiB to 4 GiB.
 fn page_size(address: u64, length: u64, bitmap: u64) -> Result<u64> {
     const SMALLEST: u64 = 4096;
+    const LARGEST: u64 = 1 << 32;
     let system = rustix::param::page_size() as u64;
     let most = length.next_power_of_two().max(system);
-    let among = bitmap & (most | (most - 1)) & !(SMALLEST - 1);
+    let among = bitmap & (most | (most - 1)) & (LARGEST | (LARGEST - 1)) & !(SMALLEST - 1);
     if among == 0 {
         return Err(Errno::INVAL);
     }
@@ -503,6 +504,19 @@ fn page_size(address: u64, length: u64, bitmap: u64) -> Result<u64> {
         size /= 2;
     }
     Ok(size)
+}
+
+/// The pages of a umem: their size, the address of the first one, and their number. Memory may be a file with holes, so
+/// that a list that is longer than the device takes is not built.
+fn pages_of(address: u64, length: u64, bitmap: u64) -> Result<(u64, u64, u64)> {
+    const MOST: u64 = 1 << 24;
+    let size = page_size(address, length, bitmap)?;
+    let first = address & !(size - 1);
+    let pages = (address - first + length).div_ceil(size);
+    if pages == 0 || pages > MOST {
+        return Err(Errno::INVAL);
+    }
+    Ok((size, first, pages))
 }
 
 fn reg_umem(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
@@ -528,19 +542,13 @@ fn reg_umem(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         None => (address, kernel.lend(call, &[(address, length, writable)])?),
     };
     let bitmap = call.u64_if(MLX5_IB_ATTR_DEVX_UMEM_REG_PGSZ_BITMAP).unwrap_or(!0xfff);
-    let size = match page_size(address, length, bitmap) {
-        Ok(_) if length == 0 => Err(Errno::INVAL),
-        size => size,
-    };
-    let size = match size {
-        Ok(size) => size,
+    let (size, first, pages) = match pages_of(address, length, bitmap) {
+        Ok(pages) => pages,
         Err(errno) => {
             kernel.give_back(call.file, lent)?;
             return Err(errno);
         }
     };
-    let first = address & !(size - 1);
-    let pages = (address - first + length).div_ceil(size);
     let mut command = input::<create_umem_in>(opcode::CREATE_UMEM);
     let mut context = command.sub_mut(create_umem_in::umem);
     context.set(umem::log_page_size, u64::from(size.ilog2() - 12));
@@ -726,5 +734,25 @@ impl Driver {
         self.leaving.retain(
             |(_, leaving)| !matches!(leaving, Leaving::Uar { uid: owner, .. } if *owner == uid),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_umem_are_those_that_the_device_has() {
+        const ANY: u64 = !0xfff;
+        const TERA: u64 = 1 << 40;
+        assert_eq!(page_size(0, TERA, ANY), Ok(1 << 32));
+        // Its logarithm would be cut to that of 8 KiB.
+        assert_eq!(page_size(0, 1 << 45, 1 << 45 | 1 << 21), Ok(1 << 21));
+        for bitmap in [1 << 45, 1 << 33, 0xfff] {
+            assert_eq!(page_size(0, 1 << 45, bitmap), Err(Errno::INVAL), "{bitmap:#x}");
+        }
+        assert_eq!(pages_of(4096, TERA, 4096), Err(Errno::INVAL), "2^28 pages");
+        assert_eq!(pages_of(4096, 0, ANY), Err(Errno::INVAL));
+        assert_eq!(pages_of(0x5800, 0x1000, 4096), Ok((4096, 0x5000, 2)));
     }
 }

@@ -113,6 +113,8 @@ const PAGES: u64 = 1;
 const KSM: u64 = 3;
 /// Of another name for an mkey.
 const CROSSING: u64 = 6;
+/// The longest list of an mkey, in units of 16 bytes.
+const MAX_OCTOWORDS: u64 = 1 << 22;
 
 /// Refuses rights, as `ib_check_mr_access`.
 fn check_access(access: u32) -> Result<Access> {
@@ -188,7 +190,8 @@ struct List {
     access: Access,
 }
 
-/// Creates an mkey with the words of its list; returns its key.
+/// Creates an mkey with the words of its list; returns its key. A list that is longer than the device takes is not built:
+/// the memory of a program may be a file with holes.
 fn make_listed(
     kernel: &mut Kernel,
     call: &Call<'_>,
@@ -196,6 +199,10 @@ fn make_listed(
     words: impl Iterator<Item = u64>,
     lent: Lent,
 ) -> Result<(u32, Lent)> {
+    if list.octowords > MAX_OCTOWORDS {
+        kernel.give_back(call.file, lent)?;
+        return Err(Errno::INVAL);
+    }
     let (driver, _) = kernel.driver(call.file)?;
     let variant = driver.next_variant();
     let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
