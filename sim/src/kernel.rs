@@ -816,8 +816,8 @@ impl Kernel {
         }
         match entry.object.clone() {
             Object::Pd { number } => pd::dealloc(self, id, number)?,
-            Object::Mr(Region { key, crossed, .. }) => mr::destroy(self, id, key, crossed)?,
-            Object::Mw { key } => mr::destroy(self, id, key, None)?,
+            Object::Mr(region) => mr::destroy(self, id, handle, region)?,
+            Object::Mw { key } => mr::destroy_key(self, id, key)?,
             Object::Cq { number } => cq::destroy(self, id, number)?,
             Object::Qp { number, opener } => qp::destroy(self, id, number, opener)?,
             Object::Srq { number } => srq::destroy(self, id, number)?,

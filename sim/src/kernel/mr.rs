@@ -95,7 +95,7 @@ pub(crate) struct Region {
     start: u64,
     access: Access,
     is_device_memory: bool,
-    /// The mkey that the key of a data-direct region is another name for.
+    /// The mkey that the key of a data-direct region is another name for; `key` itself once the other name is destroyed.
     pub(super) crossed: Option<u32>,
 }
 
@@ -297,9 +297,8 @@ fn rereg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
             return Err(errno);
         }
     };
-    if let Err(errno) = kernel.destroy_by(call.file, opcode::DESTROY_MKEY, region.key >> 8) {
-        kernel.destroy_by(call.file, opcode::DESTROY_MKEY, new.key >> 8)?;
-        kernel.give_back(call.file, lent)?;
+    if let Err(errno) = destroy_key(kernel, call.file, region.key) {
+        undo(kernel, call.file, new, lent)?;
         keep(kernel)?;
         return Err(errno);
     }
@@ -391,16 +390,24 @@ fn reg_dmabuf(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     }
     let (start, lent) = kernel.lend_dmabuf(call, buffer, offset, length)?;
     let (crossed, lent) = make_direct(kernel, call, (start, iova, length), access, lent)?;
-    let (key, lent) = match cross(kernel, call, (pd, crossed), (iova, length), access, lent) {
-        Ok(made) => made,
+    let is_device_memory = false;
+    let mut region = Region {
+        key: crossed,
+        length,
+        iova,
+        start,
+        access,
+        is_device_memory,
+        crossed: Some(crossed),
+    };
+    region.key = match cross(kernel, call, (pd, crossed), (iova, length), access) {
+        Ok(key) => key,
         Err(errno) => {
-            kernel.destroy_by(call.file, opcode::DESTROY_MKEY, crossed >> 8)?;
+            undo(kernel, call.file, region, lent)?;
             return Err(errno);
         }
     };
-    let is_device_memory = false;
-    let crossed = Some(crossed);
-    let region = Region { key, length, iova, start, access, is_device_memory, crossed };
+    let key = region.key;
     let handle = kernel.add_lending(call.file, Object::Mr(region), &[pd_handle], lent)?;
     call.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE, handle);
     call.put(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &key);
@@ -426,6 +433,15 @@ fn make_direct(
     make_listed(kernel, call, list, words, lent)
 }
 
+/// Destroys the mkey of a region that is not registered after all, and then takes its memory from the device. An mkey that
+/// firmware does not destroy keeps its memory, as an object of the file that has no program.
+fn undo(kernel: &mut Kernel, file: FileId, region: Region, lent: Lent) -> Result<()> {
+    match destroy_key(kernel, file, region.key) {
+        Ok(()) => kernel.give_back(file, lent),
+        Err(_) => kernel.add_lending(file, Object::Mr(region), &[], lent).map(drop),
+    }
+}
+
 /// Creates another name, in a program's PD, for a key: `reg_create_crossing_vhca_mr`. Its addresses begin at zero.
 fn cross(
     kernel: &mut Kernel,
@@ -433,9 +449,8 @@ fn cross(
     (pd, crossed): (u32, u32),
     (iova, length): (u64, u64),
     access: Access,
-    lent: Lent,
-) -> Result<(u32, Lent)> {
-    let (driver, _) = kernel.driver(call.file)?;
+) -> Result<u32> {
+    let (driver, switch) = kernel.driver(call.file)?;
     let variant = driver.next_variant();
     let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
     let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
@@ -451,8 +466,8 @@ fn cross(
     ] {
         context.set(field, value);
     }
-    let (answer, lent) = kernel.execute_with(call, &command.into_inner(), lent)?;
-    Ok((Driver::created(&answer) << 8 | u32::from(variant), lent))
+    let answer = driver.execute(switch, &command.into_inner())?;
+    Ok(Driver::created(&answer) << 8 | u32::from(variant))
 }
 
 /// Advice is for memory that is paged on demand, which the device does not have.
@@ -515,14 +530,28 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Destroys the mkeys of a region: its key, and then the one that this is another name for. A call that fails in between
+/// is called again.
 pub(super) fn destroy(
     kernel: &mut Kernel,
     file: FileId,
-    key: u32,
-    crossed: Option<u32>,
+    handle: u32,
+    region: Region,
 ) -> Result<()> {
-    kernel.destroy_by(file, opcode::DESTROY_MKEY, key >> 8)?;
-    crossed.map_or(Ok(()), |key| kernel.destroy_by(file, opcode::DESTROY_MKEY, key >> 8))
+    let Region { key, crossed, .. } = region;
+    if crossed != Some(key) {
+        destroy_key(kernel, file, key)?;
+    }
+    let Some(key) = crossed else { return Ok(()) };
+    if let Some(entry) = kernel.file_mut(file)?.objects.get_mut(&handle) {
+        entry.object = Object::Mr(Region { key, ..region });
+    }
+    destroy_key(kernel, file, key)
+}
+
+/// Destroys an mkey by its key.
+pub(super) fn destroy_key(kernel: &mut Kernel, file: FileId, key: u32) -> Result<()> {
+    kernel.destroy_by(file, opcode::DESTROY_MKEY, key >> 8)
 }
 
 impl Kernel {

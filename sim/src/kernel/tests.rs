@@ -10,6 +10,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_connectx::fault::CommandFailure;
+use uverbs_connectx::options::Options;
 use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
 use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
 use uverbs_uapi::cq::*;
@@ -17,8 +18,12 @@ use uverbs_uapi::device::*;
 use uverbs_uapi::dm::*;
 use uverbs_uapi::ioctl::{ib_uverbs_attr, ib_uverbs_ioctl_hdr};
 use uverbs_uapi::mlx5::abi::{mlx5_ib_create_cq, mlx5_ib_create_qp, mlx5_ib_create_srq};
-use uverbs_uapi::mlx5::context::mlx5_ib_alloc_ucontext_req_v2;
-use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
+use uverbs_uapi::mlx5::context::{mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_uctx_v2_flags};
+use uverbs_uapi::mlx5::devx::*;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, MLX5_IB_OBJECT_DEVX_UMEM, MLX5_IB_OBJECT_UAR,
+    mlx5_ib_uapi_reg_dmabuf_flags,
+};
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::uar::*;
 use uverbs_uapi::mr::*;
@@ -31,6 +36,8 @@ use uverbs_uapi::write::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+/// A status of commands, which is `EBUSY`.
+const BUSY: u8 = 6;
 /// Bytes of an event of any kind.
 const WIDTH: usize = size_of::<ib_uverbs_comp_event_desc>();
 /// Offset of a doorbell record in the memory of the test.
@@ -48,8 +55,12 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::with(Options::default())
+    }
+
+    fn with(options: Options) -> Bench {
         let mut kernel = Kernel::new(1, Rates::none());
-        let (options, interface) = (Default::default(), Interface::numbered(0, &[]));
+        let interface = Interface::numbered(0, &[]);
         let driver =
             Driver::probe(&mut kernel.switch, options, "mlx5_0".into(), interface).unwrap();
         let uar = driver.alloc_uar(&mut kernel.switch, 0).unwrap();
@@ -57,7 +68,8 @@ impl Bench {
         let (file, fd) = kernel.open(0, 0).unwrap();
         let memory = Pages::new(0x4000);
         let mut bench = Bench { kernel, file, _fd: fd, memory, uar, pd: 0 };
-        let context = mlx5_ib_alloc_ucontext_req_v2::default();
+        let flags = mlx5_ib_alloc_uctx_v2_flags::MLX5_IB_ALLOC_UCTX_DEVX.bits();
+        let context = mlx5_ib_alloc_ucontext_req_v2 { flags, ..Default::default() };
         let attrs = [input(UVERBS_ATTR_UHW_IN, &context)];
         bench.run(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT, attrs).unwrap();
         let pd: ib_uverbs_alloc_pd_resp = bench.write(IB_USER_VERBS_CMD_ALLOC_PD, &[0; 8]).unwrap();
@@ -165,6 +177,41 @@ impl Bench {
         Ok(made[0].data as u32)
     }
 
+    /// Registers a part of a dma-buf by the data-direct function.
+    fn reg_direct(&mut self, buffer: &OwnedFd, iova: u64, length: u64) -> Result<u32> {
+        let direct = mlx5_ib_uapi_reg_dmabuf_flags::MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT;
+        let attrs = [
+            attr(UVERBS_ATTR_REG_DMABUF_MR_HANDLE, 0, 0),
+            attr(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE, 0, self.pd.into()),
+            attr(UVERBS_ATTR_REG_DMABUF_MR_OFFSET, 8, 0),
+            attr(UVERBS_ATTR_REG_DMABUF_MR_LENGTH, 8, length),
+            attr(UVERBS_ATTR_REG_DMABUF_MR_IOVA, 8, iova),
+            attr(UVERBS_ATTR_REG_DMABUF_MR_FD, 4, buffer.as_raw_fd() as u64),
+            attr(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, 4, 1),
+            attr(MLX5_IB_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, 4, direct.bits().into()),
+        ];
+        let made = self.run(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR, attrs)?;
+        Ok(made[0].data as u32)
+    }
+
+    /// Registers a dma-buf for DEVX, in pages of the sizes of `bitmap`.
+    fn reg_umem(&mut self, buffer: &OwnedFd, length: u64, bitmap: u64) -> Result<u32> {
+        let attrs = [
+            attr(MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE, 0, 0),
+            attr(MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR, 8, 0),
+            attr(MLX5_IB_ATTR_DEVX_UMEM_REG_LEN, 8, length),
+            attr(MLX5_IB_ATTR_DEVX_UMEM_REG_PGSZ_BITMAP, 8, bitmap),
+            descriptor(MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD, buffer.as_raw_fd()),
+        ];
+        let made = self.run(MLX5_IB_OBJECT_DEVX_UMEM, MLX5_IB_METHOD_DEVX_UMEM_REG, attrs)?;
+        Ok(made[0].data as u32)
+    }
+
+    fn fail_command(&mut self, op: u16, after: u32) {
+        let device = self.kernel.switch.function(0).device_mut();
+        device.faults_mut().fail_command(op, after, CommandFailure::Status(BUSY));
+    }
+
     /// The number of the device's objects of each kind, and of the ranges that are lent to it.
     fn census(&mut self) -> (Vec<(&'static str, usize)>, usize) {
         let function = self.kernel.switch.function(0);
@@ -248,7 +295,6 @@ fn a_raw_queue_pair_that_is_refused_leaves_nothing_behind() {
 
 #[test]
 fn an_object_that_firmware_does_not_free_is_freed_by_the_next_call() {
-    const BUSY: u8 = 6;
     let mut bench = Bench::new();
     let before = bench.census();
     let kind = mlx5_ib_uapi_uar_alloc_type::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF;
@@ -264,8 +310,7 @@ fn an_object_that_firmware_does_not_free_is_freed_by_the_next_call() {
     ];
     let memory = bench.run(UVERBS_OBJECT_DM, UVERBS_METHOD_DM_ALLOC, memory).unwrap();
     for (made, op) in [(uar[0], opcode::DEALLOC_UAR), (memory[0], opcode::DEALLOC_MEMIC)] {
-        let device = bench.kernel.switch.function(0).device_mut();
-        device.faults_mut().fail_command(op, 0, CommandFailure::Status(BUSY));
+        bench.fail_command(op, 0);
         assert_eq!(bench.kernel.destroy(bench.file, made.data as u32), Err(Errno::BUSY));
         assert_eq!(bench.kernel.destroy(bench.file, made.data as u32), Ok(()));
     }
@@ -298,11 +343,9 @@ fn a_region_keeps_its_memory_when_a_rereg_is_refused() {
     };
     let changes =
         [ib_mr_rereg_flags::IB_MR_REREG_ACCESS, ib_mr_rereg_flags::IB_MR_REREG_TRANS].map(change);
-    const BUSY: u8 = 6;
     for op in [opcode::DESTROY_MKEY, opcode::CREATE_MKEY] {
         for change in changes {
-            let device = bench.kernel.switch.function(0).device_mut();
-            device.faults_mut().fail_command(op, 0, CommandFailure::Status(BUSY));
+            bench.fail_command(op, 0);
             let answer: Result<ib_uverbs_rereg_mr_resp> =
                 bench.write(IB_USER_VERBS_CMD_REREG_MR, change.as_bytes());
             assert_eq!(answer.map(|_| ()), Err(Errno::BUSY));
@@ -311,4 +354,71 @@ fn a_region_keeps_its_memory_when_a_rereg_is_refused() {
     }
     bench.kernel.destroy(bench.file, made.mr_handle).unwrap();
     assert_eq!(bench.census().1, before.1 - 1);
+}
+
+fn data_direct() -> Bench {
+    Bench::with(Options { data_direct: true, ..Options::default() })
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps a file")]
+fn a_data_direct_region_that_is_refused_lends_its_memory_as_long_as_it_has_an_mkey() {
+    let mut bench = data_direct();
+    let buffer = crate::dma_buf(1 << 16).unwrap();
+    let before = bench.census();
+    // The first mkey, and the other name for it.
+    for after in [0, 1] {
+        bench.fail_command(opcode::CREATE_MKEY, after);
+        assert_eq!(bench.reg_direct(&buffer, 0, 1 << 16), Err(Errno::BUSY));
+        assert_eq!(bench.census(), before, "{after}");
+    }
+    bench.fail_command(opcode::CREATE_MKEY, 1);
+    bench.fail_command(opcode::DESTROY_MKEY, 0);
+    assert_eq!(bench.reg_direct(&buffer, 0, 1 << 16), Err(Errno::BUSY));
+    let after = bench.census();
+    assert_ne!(after.0, before.0, "firmware keeps the mkey");
+    assert_eq!(after.1, before.1 + 1, "the memory of an mkey was taken");
+    bench.kernel.close(bench.file);
+    assert_eq!(bench.kernel.switch.function(0).memory_mut().pins(), before.1);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps a file")]
+fn a_data_direct_region_whose_second_mkey_stays_is_destroyed_by_the_next_call() {
+    let mut bench = data_direct();
+    let buffer = crate::dma_buf(1 << 16).unwrap();
+    let before = bench.census();
+    for after in [0, 1] {
+        let region = bench.reg_direct(&buffer, 0, 1 << 16).unwrap();
+        bench.fail_command(opcode::DESTROY_MKEY, after);
+        assert_eq!(bench.kernel.destroy(bench.file, region), Err(Errno::BUSY));
+        assert_eq!(bench.census().1, before.1 + 1, "{after}");
+        assert_eq!(bench.kernel.destroy(bench.file, region), Ok(()), "{after}");
+        assert_eq!(bench.census(), before, "{after}");
+    }
+}
+
+/// The most bytes of memory that this process had at once.
+fn most_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// A file with holes costs nothing, and the lists of its pages of 4 KiB would have 512 MiB and 1 GiB, or more than there
+/// is.
+#[test]
+#[cfg_attr(miri, ignore = "it maps a file")]
+fn lists_that_the_device_does_not_take_are_not_built() {
+    const PAGE: u64 = 4096;
+    let mut bench = data_direct();
+    let before = (bench.census(), most_memory());
+    for log in [38, 45] {
+        let buffer = crate::dma_buf(1 << log).unwrap();
+        assert_eq!(bench.reg_umem(&buffer, 1 << log, PAGE), Err(Errno::INVAL));
+        assert_eq!(bench.reg_direct(&buffer, PAGE, 1 << log), Err(Errno::INVAL));
+        assert_eq!(bench.census(), before.0);
+        let more = most_memory() - before.1;
+        assert!(more < 256 << 20, "{more} bytes for lists of 2^{log} bytes of memory");
+    }
 }
