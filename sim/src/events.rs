@@ -42,6 +42,8 @@ struct Ends {
     waiting: VecDeque<Vec<u8>>,
     /// Bytes of a record; 0 if they differ.
     width: usize,
+    /// Bytes of each record that the socket took, if they differ; the program has read some of the first ones.
+    taken: VecDeque<usize>,
     /// Set when a record waits.
     crowded: Crowded,
 }
@@ -70,8 +72,8 @@ impl EventFile {
         theirs: OwnedFd,
     ) -> Result<(EventFile, OwnedFd), Errno> {
         let inode = inode(&theirs)?;
-        let waiting = VecDeque::new();
-        let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, crowded };
+        let (waiting, taken) = (VecDeque::new(), VecDeque::new());
+        let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, taken, crowded };
         Ok((EventFile(Arc::new(Mutex::new(ends))), theirs))
     }
 
@@ -133,6 +135,18 @@ impl EventFile {
         ends.flush();
     }
 
+    /// The bytes of all records that the program has not read from its end, beside the `header` of each: of a file with
+    /// records of any length.
+    pub(crate) fn unread(&self, theirs: &OwnedFd, header: usize) -> Result<usize, Errno> {
+        let mut ends = self.ends();
+        let inside = usize::try_from(rustix::io::ioctl_fionread(theirs)?).unwrap_or(usize::MAX);
+        while ends.taken.iter().sum::<usize>() > inside {
+            ends.taken.pop_front();
+        }
+        let all = ends.taken.iter().copied().chain(ends.waiting.iter().map(Vec::len));
+        Ok(all.map(|length| length.saturating_sub(header)).sum())
+    }
+
     /// Moves records that wait to the socket.
     pub(crate) fn flush(&self) {
         self.ends().flush();
@@ -161,16 +175,23 @@ impl EventFile {
 
 impl Ends {
     /// Gives a record to the socket.
-    fn put(&self, record: &[u8]) -> Result<(), Errno> {
+    fn put(&mut self, record: &[u8]) -> Result<(), Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        rustix::net::send(&self.ours, record, flags).map(drop)
+        rustix::net::send(&self.ours, record, flags)?;
+        if self.width == 0 {
+            self.taken.push_back(record.len());
+        }
+        Ok(())
     }
 
     fn flush(&mut self) {
-        while let Some(record) = self.waiting.front() {
-            match self.put(record) {
-                Ok(()) => drop(self.waiting.pop_front()),
-                Err(Errno::AGAIN) => return self.crowded.store(true, Ordering::Relaxed),
+        while let Some(record) = self.waiting.pop_front() {
+            match self.put(&record) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    self.waiting.push_front(record);
+                    return self.crowded.store(true, Ordering::Relaxed);
+                }
                 Err(_) => self.waiting.clear(),
             }
         }
@@ -210,6 +231,29 @@ mod tests {
             assert_eq!(found, Some(record));
         }
         assert_eq!(received(&theirs), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "its sockets do not tell how much is unread")]
+    fn unread_records_are_counted_in_the_socket_and_where_they_wait() {
+        const RECORDS: usize = 300;
+        let (file, theirs) = EventFile::of_any_width(Crowded::default()).unwrap();
+        let mut left: usize = (1..=RECORDS).sum();
+        for length in 1..=RECORDS {
+            file.send(&vec![0; 8 + length]);
+        }
+        assert!(!file.ends().waiting.is_empty(), "the socket took them all");
+        assert_eq!(file.unread(&theirs, 8), Ok(left));
+        for length in 1..=RECORDS {
+            let (read, _) =
+                rustix::net::recv(&theirs, &mut [0; 8 + RECORDS][..], RecvFlags::DONTWAIT).unwrap();
+            assert_eq!(read, 8 + length);
+            left -= length;
+            if length % 7 == 0 {
+                file.flush();
+            }
+            assert_eq!(file.unread(&theirs, 8), Ok(left));
+        }
     }
 
     #[test]

@@ -172,6 +172,9 @@ pub(super) const METHODS: &[Method] = &[
 /// Bytes of the header of an input, and of an output: `general_obj_in_cmd_hdr`, `general_obj_out_cmd_hdr`.
 const HEADER: usize = 16;
 
+/// The most bytes of answers that a file has for the program.
+const MAX_ASYNC_BYTES_IN_USE: usize = 1 << 20;
+
 /// The identity of an object on the device: the opcode of its creation, the type of a general object, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -480,6 +483,13 @@ fn query_async(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let answers = answers.ok_or(Errno::BADF)?.clone();
     let ids = [MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_HANDLE, MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_CMD_IN];
     let input = about_object(kernel, call, QUERIES, ids, length)?;
+    let theirs = call.user.duplicate(fd).ok_or(Errno::BADF)?;
+    let header = size_of::<mlx5_ib_uapi_devx_async_cmd_hdr>();
+    // Miri does not tell what is unread.
+    let unread = if cfg!(miri) { 0 } else { answers.unread(&theirs, header)? };
+    if unread + length > MAX_ASYNC_BYTES_IN_USE {
+        return Err(Errno::AGAIN);
+    }
     let (driver, switch) = kernel.driver(call.file)?;
     let mut record = driver.send(switch, &input)?;
     record.resize(length, 0);

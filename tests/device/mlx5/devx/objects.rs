@@ -30,6 +30,7 @@ trials![
     raw_queues_and_what_steers_to_them_are_created,
     counter_set_counts_for_one_queue_pair,
     answers_arrive_with_their_numbers_and_lengths,
+    unread_answers_have_a_limit,
     queries_that_the_kernel_does_not_take_are_refused,
     answers_leave_nothing,
     raw_queues_and_what_steers_to_them_leave_nothing,
@@ -353,6 +354,46 @@ fn answers_arrive_with_their_numbers_and_lengths() -> Verdict {
     let answer = queries.wait(Some(PATIENCE))?.expect("an answer");
     answer.check()?;
     assert_eq!((answer.wr_id, answer.output.len()), (5, 1024));
+    Ok(())
+}
+
+/// `MAX_ASYNC_BYTES_IN_USE` of the kernel, which counts the outputs that were asked for.
+fn unread_answers_have_a_limit() -> Verdict {
+    const LIMIT: usize = 1 << 20;
+    const LONG: u16 = u16::MAX;
+    let context = open()?;
+    let (queries, counters) = (DevxQueries::create(&context)?, counters(&context)?);
+    let query = counter_query(counters.number());
+    let send = |length: usize, wr_id| queries.query(&counters, &query, length as u16, wr_id);
+    let is_full = |length| {
+        let error = send(length, 0).unwrap_err();
+        assert_eq!(error.errno(), Errno::AGAIN, "{error}");
+        assert!(error.to_string().contains("1 MiB"), "{error}");
+    };
+    let whole = LIMIT / usize::from(LONG);
+    let mut sent: Vec<usize> = vec![LONG.into(); whole];
+    sent.push(LIMIT - whole * usize::from(LONG));
+    for (wr_id, length) in sent.iter().enumerate() {
+        send(*length, wr_id as u64)?;
+    }
+    is_full(16);
+    // Another file has its own.
+    let other = DevxQueries::create(&context)?;
+    other.query(&counters, &query, LONG, 7)?;
+    // An answer that is read makes room for as much, and no more.
+    let read = queries.wait(Some(PATIENCE))?.expect("an answer");
+    assert_eq!(read.output.len(), sent[read.wr_id as usize]);
+    send(read.output.len(), read.wr_id)?;
+    is_full(16);
+    let mut left: BTreeSet<u64> = (0..sent.len() as u64).collect();
+    while !left.is_empty() {
+        let answer = queries.wait(Some(PATIENCE))?.expect("an answer");
+        assert_eq!(answer.output.len(), sent[answer.wr_id as usize]);
+        assert!(left.remove(&answer.wr_id), "{answer:?}");
+    }
+    assert_eq!(queries.try_next()?, None);
+    send(LONG.into(), 1)?;
+    assert_eq!(other.wait(Some(PATIENCE))?.expect("an answer").wr_id, 7);
     Ok(())
 }
 
