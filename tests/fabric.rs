@@ -555,6 +555,42 @@ fn a_future_of_a_connect_ends_at_its_deadline() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_port_of_a_lag_that_is_down_leaves_its_queue_pairs_to_the_other() -> Result<()> {
+    use uverbs::mlx5::{query_lag_port, set_lag_port};
+    let fabric = Fabric::builder().device(Profile::new()).build()?;
+    let context = open(&fabric, 0)?;
+    let device = fabric.device("mlx5_0").ok_or("it is there")?;
+    let mut side = Side::new(&context)?;
+    let own = side.qp.endpoint(&context.query_gid(1, 3)?)?;
+    side.qp.handshake(&own, &Handshake::new())?;
+    let speed = || context.query_port_speed(1).map(|speed| (speed.mbps, speed.of_link));
+    assert_eq!(speed()?, (200_000, false));
+    for (down, left) in [(2, 1), (1, 2)] {
+        assert!(device.set_lag_port_up(down, false));
+        for configured in [1, 2] {
+            set_lag_port(&side.qp, configured)?;
+            let port = query_lag_port(&side.qp)?;
+            assert_eq!((port.configured, port.active), (configured, left), "port {down} is down");
+        }
+        assert_eq!(speed()?, (100_000, false));
+        // The link stays.
+        let mut got = 0;
+        side.recv()?;
+        side.send()?;
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while got != RECEIVED | SENT {
+            side.poll(&mut got)?;
+            assert!(std::time::Instant::now() < end, "the message does not arrive");
+        }
+        assert!(device.set_lag_port_up(down, true));
+        let port = query_lag_port(&side.qp)?;
+        assert_eq!((port.configured, port.active), (2, 2));
+    }
+    assert_eq!([0, 3, u32::MAX].map(|port| device.set_lag_port_up(port, false)), [false; 3]);
+    Ok(())
+}
+
 /// As the driver of the kernel revokes them: `mlx5_ib_revoke_data_direct_mrs`.
 #[test]
 #[cfg_attr(miri, ignore = "it maps a file")]

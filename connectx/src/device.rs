@@ -151,6 +151,7 @@ impl Device {
         fresh.recorder.reset(self.now);
         fresh.audit = self.audit.as_ref().map(|audit| Box::new(audit.after_reset()));
         fresh.port.link_up = self.port.link_up;
+        fresh.port.lag_up = self.port.lag_up;
         // Another function, which is not reset with this one.
         fresh.objects.data_direct = self.objects.data_direct;
         fresh.init_segment = InitSegment::after_reset();

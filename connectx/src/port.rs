@@ -75,6 +75,9 @@ impl TrafficByCast {
     }
 }
 
+/// The most ports of a LAG.
+const LAG_PORTS: usize = 2;
+
 /// The port.
 pub struct Port {
     /// Number of the function; the addresses derive from it.
@@ -92,6 +95,8 @@ pub struct Port {
     /// The entry behind the last one that is set.
     addresses_end: usize,
     pub(crate) link_up: bool,
+    /// Whether each port of the LAG behind the function is up. Its own link is that of the LAG.
+    pub(crate) lag_up: [bool; LAG_PORTS],
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
     /// Capabilities of an InfiniBand port that software announces: connection management and the like.
@@ -120,6 +125,7 @@ impl Port {
             last_bytes: 0,
             addresses_end: 0,
             link_up: true,
+            lag_up: [true; LAG_PORTS],
             admin_up: true,
             mtu: MAX_MTU,
             managed: 0,

@@ -409,6 +409,15 @@ impl Device {
         });
     }
 
+    /// Takes a port of the LAG behind the device down, or up again, counted from 1. The link stays: queue pairs that are to
+    /// send from that port send from the other one. Returns whether the device has a LAG with such a port.
+    pub fn set_lag_port_up(&self, port: u32, up: bool) -> bool {
+        let fault = format!("port {port} of the LAG goes {}", if up { "up" } else { "down" });
+        self.disturb(fault, |kernel| {
+            kernel.function(self.number).device_mut().set_lag_port_up(port, up)
+        })
+    }
+
     /// Loses the next `count` events, of completions and asynchronous ones.
     pub fn lose_events(&self, count: u32) {
         let fault = format!("the next {count} events are lost");

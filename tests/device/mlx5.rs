@@ -7,7 +7,7 @@ mod cq;
 pub(crate) mod devx;
 pub(crate) mod dm;
 mod dmabuf;
-mod qp_path;
+pub(crate) mod qp_path;
 mod raw;
 mod scatter;
 pub(crate) mod stress;

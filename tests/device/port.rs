@@ -9,7 +9,7 @@ use uverbs::{
 
 trials![
     port_is_active_and_plausible,
-    rate_of_a_port_is_that_of_its_link,
+    rate_of_a_port_is_that_of_its_links,
     ports_that_do_not_exist_are_refused,
     gid_table_and_single_gids_agree,
     default_gid_is_routable_where_one_is,
@@ -34,18 +34,20 @@ fn port_is_active_and_plausible() -> Verdict {
     Ok(())
 }
 
-/// The driver's answer is the link's rate if no ports are aggregated.
-fn rate_of_a_port_is_that_of_its_link() -> Verdict {
+/// The driver tells that of all ports that are aggregated, from Linux 7.0 on; before, it is that of the link.
+fn rate_of_a_port_is_that_of_its_links() -> Verdict {
     let context = env::open()?;
     let attr = context.query_port(env::port())?;
     let speed = context.query_port_speed(env::port())?;
-    assert_eq!(Some(speed.mbps), attr.link_rate_mbps().map(u64::from), "{speed:?} of {attr:?}");
-    if context.device().driver() == Some(uverbs::device::DriverId::RXE) {
-        assert!(speed.of_link, "{speed:?}");
-    }
-    if context.device().driver() == Some(uverbs::device::DriverId::MLX5) {
-        assert_eq!(speed.of_link, !env::kernel_is_since(7, 0), "{speed:?}");
-    }
+    let is_mlx5 = context.device().driver() == Some(uverbs::device::DriverId::MLX5);
+    let tells = is_mlx5 && (env::on_fabric() || env::kernel_is_since(7, 0));
+    assert_eq!(speed.of_link, !tells, "{speed:?}");
+    let links = match tells && attr.link_layer == LinkLayer::ETHERNET {
+        true => crate::mlx5::qp_path::aggregated_ports()?,
+        false => 1,
+    };
+    let rate = attr.link_rate_mbps().map(|rate| u64::from(rate) * links);
+    assert_eq!(Some(speed.mbps), rate, "{speed:?} of {attr:?}");
     Ok(())
 }
 

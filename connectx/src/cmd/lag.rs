@@ -11,6 +11,14 @@ use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::hca_caps::HcaCaps;
 
+/// The number of ports of the LAG; fewer than two form none.
+pub(crate) fn ports(caps: &HcaCaps) -> u64 {
+    match caps.general(cmd_hca_cap::num_lag_ports) {
+        1 => 0,
+        ports => ports,
+    }
+}
+
 /// Checks that a LAG has this port; 0 is any.
 pub(crate) fn check_port(caps: &HcaCaps, port: u64) -> Result<(), CommandError> {
     let ports = caps.general(cmd_hca_cap::num_lag_ports);
@@ -21,14 +29,19 @@ pub(crate) fn check_port(caps: &HcaCaps, port: u64) -> Result<(), CommandError> 
 }
 
 pub(crate) fn query_lag(device: &Device) -> Result<Vec<u8>, CommandError> {
-    if device.caps.general(cmd_hca_cap::num_lag_ports) < 2 {
+    if ports(&device.caps) == 0 {
         return refuse!(BadOp, "there is one port");
     }
     let mut out = Bits::<query_lag_out, _>::new(vec![0; query_lag_out::SIZE]);
     let mut context = out.sub_mut(query_lag_out::ctx);
     context.set(lagc::lag_state, 1);
-    // Both ports are up, so that each sends what was meant for it.
-    context.set(lagc::tx_remap_affinity_1, 1);
-    context.set(lagc::tx_remap_affinity_2, 2);
+    // A port that is down leaves its queues to the other one.
+    let (one, two) = match device.port.lag_up {
+        [true, false] => (1, 1),
+        [false, true] => (2, 2),
+        [true, true] | [false, false] => (1, 2),
+    };
+    context.set(lagc::tx_remap_affinity_1, one);
+    context.set(lagc::tx_remap_affinity_2, two);
     Ok(out.into_inner())
 }

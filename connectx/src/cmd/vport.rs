@@ -10,10 +10,14 @@ use uverbs_uapi::mlx5::prm::vport::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
 
+use super::lag;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::options::PortType;
 use crate::port::{GIDS, Traffic};
+
+/// Rate of a port, in units of 100 Mb/s: that of `ETHERNET_100G_CR4`, which PTYS tells.
+const SPEED: u64 = 1000;
 
 /// Entries of the partition key table.
 const PKEYS: u64 = 128;
@@ -127,6 +131,12 @@ pub(crate) fn query_vport_state(
     let mut out = Bits::<query_vport_state_out, _>::new(vec![0; query_vport_state_out::SIZE]);
     out.set(query_vport_state_out::admin_state, device.port.admin_up.into());
     out.set(query_vport_state_out::state, device.port.active().into());
+    // Behind a LAG it is the sum of the ports that are up. Zero stands for the rate of the link.
+    let ports = match lag::ports(&device.caps) {
+        0 => 0,
+        _ => device.port.lag_up.into_iter().filter(|up| *up).count() as u64,
+    };
+    out.set(query_vport_state_out::max_tx_speed, ports * SPEED);
     Ok(out.into_inner())
 }
 

@@ -3,15 +3,20 @@
 
 use super::{Kernel, Method};
 use crate::call::{Call, Result};
-use crate::driver::Driver;
+use crate::driver::{Driver, input};
 use rustix::io::Errno;
 use uverbs_uapi::device::{
     UVERBS_METHOD_QUERY_GID_ENTRY, UVERBS_METHOD_QUERY_GID_TABLE, UVERBS_METHOD_QUERY_PORT,
+    UVERBS_METHOD_QUERY_PORT_SPEED,
 };
 use uverbs_uapi::gid::*;
+use uverbs_uapi::mlx5::prm::vport::{query_vport_state_in, query_vport_state_out};
+use uverbs_uapi::mlx5::prm::{Bits, opcode};
 use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 use uverbs_uapi::port::{
-    UVERBS_ATTR_QUERY_PORT_PORT_NUM, UVERBS_ATTR_QUERY_PORT_RESP, ib_uverbs_query_port_resp_ex,
+    UVERBS_ATTR_QUERY_PORT_PORT_NUM, UVERBS_ATTR_QUERY_PORT_RESP,
+    UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM, UVERBS_ATTR_QUERY_PORT_SPEED_RESP,
+    ib_uverbs_query_port_resp_ex,
 };
 use zerocopy::IntoBytes;
 
@@ -19,6 +24,8 @@ use zerocopy::IntoBytes;
 const SM_LID: u16 = 0xbfff;
 /// Entries of an InfiniBand port's table.
 const INFINIBAND_GIDS: u32 = 16;
+/// The rate of the link, in units of 100 Mb/s: four lanes of 25 Gbit/s.
+const LINK_SPEED: u64 = 1000;
 /// Entries of a port's table.
 const GIDS: u32 = 256;
 
@@ -28,6 +35,12 @@ pub(super) const METHODS: &[Method] = &[
         method: UVERBS_METHOD_QUERY_PORT,
         attrs: &[UVERBS_ATTR_QUERY_PORT_PORT_NUM, UVERBS_ATTR_QUERY_PORT_RESP],
         run: query,
+    },
+    Method {
+        object: UVERBS_OBJECT_DEVICE,
+        method: UVERBS_METHOD_QUERY_PORT_SPEED,
+        attrs: &[UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM, UVERBS_ATTR_QUERY_PORT_SPEED_RESP],
+        run: query_speed,
     },
     Method {
         object: UVERBS_OBJECT_DEVICE,
@@ -88,6 +101,29 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         port.port_cap_flags = 0;
     }
     call.put(UVERBS_ATTR_QUERY_PORT_RESP, &resp);
+    Ok(())
+}
+
+/// The rate of a port in units of 100 Mb/s, of all ports behind a LAG: `mlx5_ib_query_port_speed`.
+fn query_speed(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    if call.u64_if(UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM) != Some(1) {
+        return Err(Errno::INVAL);
+    }
+    let (driver, switch) = kernel.driver(call.file)?;
+    let command = input::<query_vport_state_in>(opcode::QUERY_VPORT_STATE).into_inner();
+    let told = match driver.infiniband {
+        Some(_) => 0,
+        None => {
+            let answer = driver.execute(switch, &command)?;
+            Bits::<query_vport_state_out, _>::new(answer).get(query_vport_state_out::max_tx_speed)
+        }
+    };
+    let speed = match told {
+        _ if !driver.has_link() => 0,
+        0 => LINK_SPEED,
+        told => told,
+    };
+    call.put(UVERBS_ATTR_QUERY_PORT_SPEED_RESP, &speed);
     Ok(())
 }
 

@@ -8,9 +8,10 @@ use crate::testbed::link_of;
 use crate::verdict::{Verdict, require, trials};
 use uverbs::mlx5::{self, devx};
 use uverbs::{Access, Destination, Errno, LinkLayer, QpAttr, QpState, QpType, SendWr, WcOpcode};
+use uverbs_uapi::mlx5::prm::cmd::{lagc, query_lag_out};
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_out};
-use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, command, opcode};
 
 trials![
     queue_pair_gets_another_udp_port,
@@ -51,6 +52,21 @@ fn has_udp_ports(side: &Side) -> Verdict<bool> {
 
 fn has_lag(side: &Side) -> Verdict<bool> {
     Ok(capability(side, cmd_hca_cap::num_lag_ports)? > 1)
+}
+
+/// The number of ports whose LAG the device's port is; 1 without.
+pub(crate) fn aggregated_ports() -> Verdict<u64> {
+    let context = super::devx::open()?;
+    let caps = super::devx::capabilities::<cmd_hca_cap>(&context, 0)?;
+    let ports = caps.get(cmd_hca_cap::num_lag_ports);
+    if ports < 2 {
+        return Ok(1);
+    }
+    let query = command::<16>(opcode::QUERY_LAG);
+    let mut output = vec![0; query_lag_out::SIZE];
+    devx::general_command(&context, &query, &mut output)?;
+    let state = Bits::<query_lag_out, _>::new(output).sub(query_lag_out::ctx).get(lagc::lag_state);
+    Ok(if state == 0 { 1 } else { ports })
 }
 
 /// The UDP source port in the device's context of the queue pair.

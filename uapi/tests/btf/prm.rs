@@ -54,6 +54,7 @@ const LATER: &[(&str, (u32, u32))] = &[
     ("cmd_hca_cap_2.dp_ordering_force", (6, 12)),
     ("qpc.dp_ordering_force", (6, 12)),
     ("qpc.dp_ordering_1", (6, 12)),
+    ("query_vport_state_out.max_tx_speed", (6, 19)),
     ("cmd_hca_cap.data_direct", (6, 1)),
     ("cmd_hca_cap.crossing_vhca_mkey", (6, 1)),
     ("cmd_hca_cap_2.query_vuid", (6, 1)),

@@ -85,6 +85,7 @@ super::layouts! {
         vport_number: 0x50, 0x10;
     }
     query_vport_state_out[0x80] {
+        max_tx_speed: 0x60, 0x10;
         admin_state: 0x78, 0x4;
         state: 0x7c, 0x4;
     }
