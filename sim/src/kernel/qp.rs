@@ -840,10 +840,13 @@ pub(super) fn destroy(
     }
     let is_last = qp.openers.keys().eq([&opener]);
     if is_last {
-        match qp.raw.clone() {
-            Some(raw) => raw.destroy(driver, switch)?,
-            None => driver.execute_on(switch, opcode::DESTROY_QP, number).map(drop)?,
-        }
+        let mut raw = qp.raw.clone();
+        let gone = match &mut raw {
+            Some(raw) => raw.destroy(driver, switch),
+            None => driver.execute_on(switch, opcode::DESTROY_QP, number).map(drop),
+        };
+        driver.qps.entry(number).and_modify(|qp| qp.raw = raw);
+        gone?;
     }
     kernel.take_events_of(file)?;
     let (driver, _) = kernel.driver(file)?;

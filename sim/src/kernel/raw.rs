@@ -23,6 +23,8 @@ use uverbs_uapi::qp::ib_uverbs_qp_create_flags;
 pub(crate) struct RawQp {
     sq: Option<SendPart>,
     rq: Option<ReceivePart>,
+    /// The objects that firmware has, the oldest first: the command that destroys each, and its number.
+    left: Vec<(u16, u32)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +70,7 @@ pub(super) fn create(
     ];
     let lent = kernel.lend(call, &ranges)?;
     let (driver, switch) = kernel.driver(call.file)?;
-    let mut raw = RawQp { sq: None, rq: None };
+    let mut raw = RawQp { sq: None, rq: None, left: Vec::new() };
     let made = raw.make(driver, switch, asked, domain);
     if let Err(errno) = made {
         raw.destroy(driver, switch)?;
@@ -108,25 +110,17 @@ impl RawQp {
             let mut context = command.sub_mut(create_tis_in::ctx);
             context.set(tisc::transport_domain, domain.into());
             let tis = Driver::created(&driver.execute(switch, &command.into_inner())?);
-            let sq = send_queue(asked, tis).and_then(|command| driver.execute(switch, &command));
-            match sq {
-                Ok(answer) => self.sq = Some(SendPart { tis, sq: Driver::created(&answer) }),
-                Err(errno) => {
-                    driver.execute_on(switch, opcode::DESTROY_TIS, tis)?;
-                    return Err(errno);
-                }
-            }
+            self.left.push((opcode::DESTROY_TIS, tis));
+            let sq = Driver::created(&driver.execute(switch, &send_queue(asked, tis)?)?);
+            self.left.push((opcode::DESTROY_SQ, sq));
+            self.sq = Some(SendPart { tis, sq });
         }
         if asked.driver_part.rq_wqe_count > 0 {
             let rq = Driver::created(&driver.execute(switch, &receive_queue(asked)?)?);
-            let tir = driver.execute(switch, &receiver(asked, rq, domain));
-            match tir {
-                Ok(answer) => self.rq = Some(ReceivePart { rq, tir: Driver::created(&answer) }),
-                Err(errno) => {
-                    driver.execute_on(switch, opcode::DESTROY_RQ, rq)?;
-                    return Err(errno);
-                }
-            }
+            self.left.push((opcode::DESTROY_RQ, rq));
+            let tir = Driver::created(&driver.execute(switch, &receiver(asked, rq, domain))?);
+            self.left.push((opcode::DESTROY_TIR, tir));
+            self.rq = Some(ReceivePart { rq, tir });
         }
         Ok(())
     }
@@ -172,14 +166,11 @@ impl RawQp {
         }
     }
 
-    pub(super) fn destroy(&self, driver: &Driver, switch: &mut Switch) -> Result<()> {
-        if let Some(ReceivePart { rq, tir }) = self.rq {
-            driver.execute_on(switch, opcode::DESTROY_TIR, tir)?;
-            driver.execute_on(switch, opcode::DESTROY_RQ, rq)?;
-        }
-        if let Some(SendPart { tis, sq }) = self.sq {
-            driver.execute_on(switch, opcode::DESTROY_SQ, sq)?;
-            driver.execute_on(switch, opcode::DESTROY_TIS, tis)?;
+    /// Destroys the objects that are left. A call that fails is called again: a program's virtqueue may hold the TIS.
+    pub(super) fn destroy(&mut self, driver: &Driver, switch: &mut Switch) -> Result<()> {
+        while let Some((op, number)) = self.left.last().copied() {
+            driver.execute_on(switch, op, number)?;
+            self.left.pop();
         }
         Ok(())
     }

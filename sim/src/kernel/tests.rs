@@ -294,6 +294,51 @@ fn a_raw_queue_pair_that_is_refused_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_raw_queue_pair_that_firmware_keeps_in_part_is_destroyed_by_the_next_call() {
+    let mut bench = Bench::new();
+    let channel = bench.kernel.add_events(bench.file, WIDTH).unwrap();
+    let cq = bench.create_cq(channel.as_raw_fd(), -1).unwrap();
+    let driver_part = mlx5_ib_create_qp {
+        buf_addr: bench.memory.address() + 0x1000,
+        sq_buf_addr: bench.memory.address(),
+        db_addr: bench.memory.address() + RECORD,
+        sq_wqe_count: 16,
+        rq_wqe_count: 16,
+        rq_wqe_shift: 4,
+        bfreg_index: bench.uar,
+        ..Default::default()
+    };
+    let kind = ib_uverbs_qp_type::IB_UVERBS_QPT_RAW_PACKET;
+    let attrs = [
+        attr(UVERBS_ATTR_CREATE_QP_HANDLE, 0, 0),
+        attr(UVERBS_ATTR_CREATE_QP_PD_HANDLE, 0, bench.pd.into()),
+        attr(UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, 0, cq.into()),
+        attr(UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, 0, cq.into()),
+        attr(UVERBS_ATTR_CREATE_QP_TYPE, 8, kind.0.into()),
+        input(UVERBS_ATTR_UHW_IN, &driver_part),
+    ];
+    if !super::qp::has_raw_capability() {
+        let refused = bench.run(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE, attrs);
+        assert_eq!(refused.err(), Some(Errno::PERM));
+        return;
+    }
+    // The first one makes the transport domain of the context.
+    let mut before = None;
+    for op in [0, opcode::DESTROY_TIR, opcode::DESTROY_RQ, opcode::DESTROY_SQ, opcode::DESTROY_TIS]
+    {
+        let made = bench.run(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE, attrs).unwrap();
+        let handle = made[0].data as u32;
+        if op != 0 {
+            bench.fail_command(op, 0);
+            assert_eq!(bench.kernel.destroy(bench.file, handle), Err(Errno::BUSY), "{op:#x}");
+        }
+        assert_eq!(bench.kernel.destroy(bench.file, handle), Ok(()), "{op:#x}");
+        let after = bench.census();
+        assert_eq!(after, *before.get_or_insert_with(|| after.clone()), "{op:#x}");
+    }
+}
+
+#[test]
 fn an_object_that_firmware_does_not_free_is_freed_by_the_next_call() {
     let mut bench = Bench::new();
     let before = bench.census();
