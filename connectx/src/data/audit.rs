@@ -160,12 +160,25 @@ impl Device {
 
     /// A hash of the memory of a request; `None` unless all of it can be read.
     fn hash(&self, pd: u32, qpn: u32, sges: &[Sge]) -> Option<u64> {
+        /// Bytes that are read at once: a request may name 4 GiB of a file with holes.
+        const PIECE: u64 = 1 << 20;
         let mut hasher = DefaultHasher::new();
+        let mut memory = Vec::new();
         for sge in sges {
-            let mut memory = vec![0; sge.len as usize];
-            let read = access(sge, pd, qpn, AccessRight::LocalRead);
-            self.dma_read(read, &mut memory).ok()?;
-            hasher.write(&memory);
+            let whole = access(sge, pd, qpn, AccessRight::LocalRead);
+            let mut at = 0;
+            // An access of no bytes has to be allowed, too.
+            loop {
+                let len = (whole.len - at).min(PIECE);
+                memory.resize(len as usize, 0);
+                let piece = Access { address: whole.address.wrapping_add(at), len, ..whole };
+                self.dma_read(piece, &mut memory).ok()?;
+                hasher.write(&memory);
+                at += len;
+                if at == whole.len {
+                    break;
+                }
+            }
         }
         Some(hasher.finish())
     }
