@@ -5,10 +5,20 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use rustix::time::{ClockId, clock_gettime};
+use uverbs_connectx::bar0::VAR_OFFSET;
 use uverbs_connectx::function::Region;
+use uverbs_connectx::options::Options;
 use uverbs_connectx::recording::{Entry, MemoryFile, Recorder};
-use uverbs_uapi::mlx5::prm::mkc::mkc;
-use uverbs_uapi::mlx5::prm::opcode::OPCODES;
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
+use uverbs_uapi::mlx5::prm::object::{
+    create_umem_in, create_umem_out, general_obj_in_cmd_hdr, general_obj_out_cmd_hdr, umem,
+};
+use uverbs_uapi::mlx5::prm::opcode::{self, OPCODES};
+use uverbs_uapi::mlx5::prm::virtio::{
+    MODIFY_STATE, OBJ_TYPE_VIRTIO_NET_Q, create_virtio_net_q_in, modify_virtio_net_q_in, state,
+    virtio_net_q_object, virtio_q,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::corpus::Traits;
 use crate::driver::{Driver, MEMORY, Queue};
@@ -23,15 +33,30 @@ fn worked() -> i64 {
     clock_gettime(ClockId::ThreadCPUTime).tv_sec
 }
 
+/// `access_mode` of an mkey.
+const PAGES: u64 = 1;
+const KSM: u64 = 3;
+const CROSSING: u64 = 6;
+/// Entries of a virtqueue, and where its rings and buffers are: the descriptors first.
+const ENTRIES: u64 = 16;
+const AVAILABLE: u64 = 0x200;
+const USED: u64 = 0x300;
+
 struct Guest {
     driver: Driver,
     queues: Vec<Queue>,
     key: u32,
+    uid: u32,
+    /// The umem of queues, that of pages of 4 GiB, a list of parts of the key, another name for the list, and virtqueues.
+    numbers: Vec<u32>,
+    umems: [u32; 2],
+    /// The page of each virtqueue, by index.
+    virtqs: [u64; 2],
 }
 
 /// A guest with working objects, so that random input gets past the first checks.
 fn guest() -> Guest {
-    let mut driver = Driver::new();
+    let mut driver = Driver::with(Options { data_direct: true, ..Options::default() });
     driver.set_gid();
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
@@ -43,18 +68,91 @@ fn guest() -> Guest {
     let page = driver.alloc_page();
     let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a, mkc::umr_en];
     let key = driver.mkey(page, 4096, &rights);
-    Guest { driver, queues, key }
+    let uid = driver.create_uctx();
+    let whole: Vec<u64> = (0..8).map(|page| page * 4096).collect();
+    let umems = [umem_of(&mut driver, 0, &whole, 0), umem_of(&mut driver, uid, &[0; 64], 20)];
+    let rights = rights.map(|right| (right, 1));
+    let entry = Driver::segment(0, key, page);
+    let fields = [(mkc::access_mode_1_0, KSM), (mkc::len, 4096), (mkc::log_page_size, 12)];
+    let list = driver.mkey_with(&[&fields[..], &rights].concat(), &entry);
+    let fields = [
+        (mkc::access_mode_1_0, CROSSING & 3),
+        (mkc::access_mode_4_2, CROSSING >> 2),
+        (mkc::len, 4096),
+        (mkc::translations_octword_size, list.into()),
+    ];
+    let name = driver.mkey_with(&[&fields[..], &rights].concat(), &[]);
+    let tis = driver.tis();
+    let memory = driver.mkey(0, MEMORY as u64, &[mkc::lr, mkc::lw]);
+    let virtqs = [0, 1].map(|index| virtq(&mut driver, index, [memory, umems[0], tis]));
+    let mut numbers = vec![umems[0], umems[1], list, name];
+    numbers.extend(virtqs.map(|(number, _)| number));
+    Guest { driver, queues, key, uid, numbers, umems, virtqs: virtqs.map(|(_, page)| page) }
+}
+
+/// A umem of pages of 2^(12 + `log`) bytes.
+fn umem_of(driver: &mut Driver, uid: u32, pages: &[u64], log: u64) -> u32 {
+    let mut input = Bits::<create_umem_in, _>::new(vec![0; create_umem_in::SIZE]);
+    let mut context = input.sub_mut(create_umem_in::umem);
+    context.set(umem::num_of_mtt, pages.len() as u64);
+    context.set(umem::log_page_size, log);
+    let mut input = input.into_inner();
+    input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
+    let out = driver.run_command_as(uid, opcode::CREATE_UMEM, &input).unwrap();
+    Bits::<create_umem_out, _>::new(out).get32(create_umem_out::umem_id)
+}
+
+/// A virtqueue that is served, with this key, umem and TIS: its number, and the page of its rings.
+fn virtq(driver: &mut Driver, index: u64, [key, umem, tis]: [u32; 3]) -> (u32, u64) {
+    let page = driver.alloc_page();
+    let mut input = Bits::<create_virtio_net_q_in, _>::new(vec![0; create_virtio_net_q_in::SIZE]);
+    let mut about = input.sub_mut(create_virtio_net_q_in::general_obj_in_cmd_hdr);
+    about.set(general_obj_in_cmd_hdr::obj_type, OBJ_TYPE_VIRTIO_NET_Q.into());
+    let mut net = input.sub_mut(create_virtio_net_q_in::obj_context);
+    net.set(virtio_net_q_object::tisn_or_qpn, tis.into());
+    let mut queue = net.sub_mut(virtio_net_q_object::virtio_q_context);
+    for (field, value) in [
+        (virtio_q::virtio_version_1_0, 1),
+        (virtio_q::queue_index, index),
+        (virtio_q::queue_size, ENTRIES),
+        (virtio_q::desc_addr, page),
+        (virtio_q::available_addr, page + AVAILABLE),
+        (virtio_q::used_addr, page + USED),
+        (virtio_q::virtio_q_mkey, key.into()),
+        (virtio_q::pd, driver.pd.into()),
+        (virtio_q::umem_1_id, umem.into()),
+        (virtio_q::umem_2_id, umem.into()),
+        (virtio_q::umem_3_id, umem.into()),
+        (virtio_q::umem_1_size, 2 * 4096),
+        (virtio_q::umem_2_size, 2 * 4096),
+        (virtio_q::umem_3_size, 2 * 4096),
+    ] {
+        queue.set(field, value);
+    }
+    let out = driver.run_command(opcode::CREATE_GENERAL_OBJECT, &input.into_inner()).unwrap();
+    let number =
+        Bits::<general_obj_out_cmd_hdr, _>::new(out).get32(general_obj_out_cmd_hdr::obj_id);
+    let mut input = Bits::<modify_virtio_net_q_in, _>::new(vec![0; modify_virtio_net_q_in::SIZE]);
+    let mut about = input.sub_mut(modify_virtio_net_q_in::general_obj_in_cmd_hdr);
+    about.set(general_obj_in_cmd_hdr::obj_type, OBJ_TYPE_VIRTIO_NET_Q.into());
+    about.set(general_obj_in_cmd_hdr::obj_id, number.into());
+    let mut net = input.sub_mut(modify_virtio_net_q_in::obj_context);
+    net.set(virtio_net_q_object::modify_field_select, MODIFY_STATE);
+    net.set(virtio_net_q_object::state, state::RDY);
+    driver.run_command(opcode::MODIFY_GENERAL_OBJECT, &input.into_inner()).unwrap();
+    (number, page)
 }
 
 /// A number that is valid more often than a random one.
 fn word(u: &mut Unstructured<'_>, guest: &Guest) -> Result<u32> {
-    Ok(match u.int_in_range(0..=9)? {
+    Ok(match u.int_in_range(0..=10)? {
         0..=3 => 0,
         4 => u.int_in_range(0..=16)?,
         5 => guest.key,
         6 => guest.queues[u.choose_index(guest.queues.len())?].number,
         7 => u.int_in_range(0..=255)? << u.choose(&[12, 16, 24])?,
         8 => u32::MAX,
+        9 => *u.choose(&guest.numbers)?,
         _ => u32::arbitrary(u)?,
     })
 }
@@ -69,7 +167,49 @@ fn words(u: &mut Unstructured<'_>, guest: &Guest, most: usize) -> Result<Vec<u8>
 }
 
 fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
-    match u.int_in_range(0..=11)? {
+    match u.int_in_range(0..=13)? {
+        13 => {
+            // An mkey over a umem that is valid except for its sizes.
+            let which = u.choose_index(guest.umems.len())?;
+            let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+            input.set(create_mkey_in::mkey_umem_valid, 1);
+            input.set(create_mkey_in::mkey_umem_id, guest.umems[which].into());
+            input.set(create_mkey_in::mkey_umem_offset, u.int_in_range(0..=3)? << 12);
+            let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+            let bits = u.int_in_range(0..=38)?;
+            context.set(mkc::len, u64::arbitrary(u)? >> (63 - bits));
+            context.set(mkc::free, 1);
+            context.set(mkc::access_mode_1_0, PAGES);
+            context.set(mkc::translations_octword_size, u.int_in_range(0..=4096)?);
+            let uid = if which == 0 { 0 } else { guest.uid };
+            let _ = guest.driver.run_command_as(uid, opcode::CREATE_MKEY, &input.into_inner());
+        }
+        12 => {
+            // Chains of a virtqueue that are valid except for their addresses, lengths and flags.
+            let index = u.choose_index(guest.virtqs.len())?;
+            let page = guest.virtqs[index];
+            for at in 0..ENTRIES {
+                let mut descriptor = [0; 16];
+                let place = u.int_in_range(0..=MEMORY as u64 / 8)? * 8;
+                descriptor[..8].copy_from_slice(&place.to_le_bytes());
+                let len = u32::arbitrary(u)? >> u.int_in_range(12..=31)?;
+                descriptor[8..12].copy_from_slice(&len.to_le_bytes());
+                // Receives are to be written.
+                let flags = u16::from(u.ratio(1, 2)?) | u16::from(index == 0) << 1;
+                descriptor[12..14].copy_from_slice(&flags.to_le_bytes());
+                let next = u.int_in_range(0..=ENTRIES as u16)?;
+                descriptor[14..].copy_from_slice(&next.to_le_bytes());
+                let _ = guest.driver.memory().write(page + at * 16, &descriptor);
+            }
+            let mut available = vec![0; 2];
+            available.extend(u.int_in_range(0..=ENTRIES as u16 + 1)?.to_le_bytes());
+            for _ in 0..ENTRIES {
+                available.extend(u.int_in_range(0..=ENTRIES as u16)?.to_le_bytes());
+            }
+            let _ = guest.driver.memory().write(page + AVAILABLE, &available);
+            let function = guest.driver.fabric.function(0);
+            function.write(Region::Bar0, VAR_OFFSET, &(index as u16).to_le_bytes());
+        }
         11 => {
             // A UMR WQE that is valid except for its numbers.
             let mut segments = vec![*u.choose(&[0x00, 0x80, 0x90, 0xa0, 0xc0])?, 0, 0, 0];
@@ -101,7 +241,8 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             let (op, _) = *u.choose(OPCODES)?;
             let mut input = words(u, guest, 120)?;
             input.resize(input.len().max(16), 0);
-            input[2..4].fill(0);
+            let uid = if u.ratio(1, 4)? { guest.uid } else { 0 };
+            input[2..4].copy_from_slice(&(uid as u16).to_be_bytes());
             let room = u.int_in_range(16..=5000)?;
             input[..2].copy_from_slice(&op.to_be_bytes());
             // A refused command is as good as a successful one.
