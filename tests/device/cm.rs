@@ -189,7 +189,7 @@ impl Side {
         Ok(Side { qp, cq, memory, pd })
     }
 
-    fn receive(&mut self) -> Verdict {
+    pub(crate) fn receive(&mut self) -> Verdict {
         self.receive_at(0, self.memory.byte_len())
     }
 
@@ -216,6 +216,22 @@ impl Side {
         Ok(self.completion()?.1)
     }
 
+    /// Sends the message that [`received`](Self::received) expects.
+    pub(crate) fn send(&mut self) -> Verdict {
+        self.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
+        let sges = [self.memory.sge(..)?];
+        self.post(SendWr::send(&sges))?;
+        assert_eq!(self.complete()?, WcStatus::SUCCESS);
+        Ok(())
+    }
+
+    /// Waits for the message.
+    pub(crate) fn received(&mut self) -> Verdict {
+        assert_eq!(self.complete()?, WcStatus::SUCCESS);
+        assert_eq!(self.memory.read_at(3), Some(0x0123_4567_89ab_cdef));
+        Ok(())
+    }
+
     /// The number and status of the next request that completes.
     fn completion(&mut self) -> Verdict<(u64, WcStatus)> {
         let deadline = Instant::now() + PATIENCE;
@@ -231,14 +247,10 @@ impl Side {
 
 /// Sends one message.
 pub(crate) fn send(from: &mut Side, to: &mut Side) -> Verdict {
-    from.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
     to.memory.write_at(3, 0)?;
     to.receive()?;
-    let sges = [from.memory.sge(..)?];
-    from.post(SendWr::send(&sges))?;
-    assert_eq!((from.complete()?, to.complete()?), (WcStatus::SUCCESS, WcStatus::SUCCESS));
-    assert_eq!(to.memory.read_at(3), Some(0x0123_4567_89ab_cdef));
-    Ok(())
+    from.send()?;
+    to.received()
 }
 
 /// Reads memory of the other side.

@@ -9,9 +9,11 @@ use crate::verdict::{Stop, Verdict, require};
 use nix::sched::CloneFlags;
 use std::env::{var, var_os};
 use std::fs::File;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use uverbs::device::{DriverId, devices_on};
 use uverbs::{Context, Device, Endpoint, GidEntry, Handshake, Mtu, QpControl};
@@ -23,6 +25,50 @@ const FABRIC: [&str; 2] = ["mlx5_0", "mlx5_1"];
 /// names no other: the suite never runs by accident on a machine that works with its devices.
 pub(crate) fn on_fabric() -> bool {
     var("UVERBS_TEST_DEVICE").is_err()
+}
+
+/// The variable by which a process gets a device of its own over UDP, as in `src/sim.rs`.
+const SIM: &str = "UVERBS_SIM";
+/// Not that of RoCE, which soft-RoCE may have.
+const UDP_PORT: u16 = 14_793;
+
+/// Whether each process of the run has a device of its own, and they talk over UDP (`udp.rs`).
+pub(crate) fn over_udp() -> bool {
+    var(SIM).is_ok_and(|value| value.starts_with("udp"))
+}
+
+/// Whether the device under test and its kernel are in this process.
+pub(crate) fn in_process() -> bool {
+    on_fabric() || over_udp()
+}
+
+/// Gives a process that is about to start a device over UDP, at an address of 127.0.0.0/8 that no other process has.
+pub(crate) fn give_udp(command: &mut Command) {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let at = Ipv4Addr::new(127, 192 | high & 63, low, NEXT.fetch_add(1, Ordering::Relaxed));
+    command.env(SIM, format!("udp:{at}:{UDP_PORT}"));
+}
+
+/// A command that runs this program once more, as a second process of a test.
+pub(crate) fn second_process() -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    if over_udp() {
+        give_udp(&mut command);
+    }
+    Ok(command)
+}
+
+/// Makes the device over UDP, if the run has one: a library with the feature `sim` does so itself.
+pub(crate) fn set_up_udp() {
+    if cfg!(feature = "sim") || !over_udp() {
+        return;
+    }
+    let value = var(SIM).unwrap_or_default();
+    let at = value.strip_prefix("udp:").and_then(|at| at.parse().ok());
+    let at = at.unwrap_or_else(|| panic!("{SIM}={value}: give udp:ADDRESS:PORT"));
+    let fabric = uverbs_sim::Fabric::builder().udp(at).build().expect("a device over UDP");
+    fabric.install().expect("it is the first");
 }
 
 /// Makes the fabric, if the run tests it.

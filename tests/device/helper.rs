@@ -6,21 +6,42 @@
 
 use crate::env;
 use crate::lent::Far;
-use crate::pair::{Address, Config, PATIENCE, Side};
+use crate::pair::{Address, Config, PATIENCE, Path, Side};
 use crate::root::cm::Answering;
 use crate::verdict::{Stop, Verdict};
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use uverbs::{Context, Device, Gid, Psn, Qpn, Remote, Rkey, SendWr, WcOpcode};
+use uverbs::{Context, Device, Gid, Psn, QpType, Qpn, Remote, Rkey, SendWr, WcOpcode};
 
 /// The first argument of a program that is to be a helper.
 const HELPER: &str = "--helper";
 
 /// The configuration of a helper's side, and of the side that it is connected to.
 pub(crate) fn config() -> Config {
+    config_of(QpType::RC)
+}
+
+/// The same for a type of queue pairs.
+pub(crate) fn config_of(qp_type: QpType) -> Config {
     // A short timeout, so that the death of a peer is noticed soon.
-    Config { timeout: 12, retry_count: 3, ..Config::rc() }
+    Config { timeout: 12, retry_count: 3, ..Config::of(qp_type) }
+}
+
+/// The name of a type in a command.
+fn name_of(qp_type: QpType) -> &'static str {
+    match qp_type {
+        QpType::UC => "uc",
+        QpType::UD => "ud",
+        _ => "rc",
+    }
+}
+
+/// A side with the path to its peer.
+struct End {
+    side: Side,
+    config: Config,
+    path: Option<Path>,
 }
 
 /// The helper that a test talks to. It is killed when this is dropped.
@@ -29,13 +50,16 @@ pub(crate) struct Helper {
     process: Child,
     input: ChildStdin,
     lines: Receiver<String>,
+    /// The path to its side, and bytes in front of a message there.
+    path: Option<Path>,
+    header: usize,
 }
 
 impl Helper {
     /// Starts a helper.
     pub(crate) fn start() -> Verdict<Helper> {
         env::processes()?;
-        let mut process = Command::new(std::env::current_exe()?)
+        let mut process = env::second_process()?
             .arg(HELPER)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -50,7 +74,7 @@ impl Helper {
                 }
             }
         });
-        Ok(Helper { process, input, lines })
+        Ok(Helper { process, input, lines, path: None, header: 0 })
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -77,11 +101,22 @@ impl Helper {
 
     /// Connects `side` with the helper's, on the device of this name, and returns the beginning of the helper's memory.
     pub(crate) fn connect(&mut self, device: &str, side: &mut Side) -> Verdict<Remote> {
-        self.tell(&format!("open {device}"))?;
+        self.connect_as(&config(), device, side)
+    }
+
+    /// As [`connect`](Self::connect), with a configuration of [`config_of`].
+    pub(crate) fn connect_as(
+        &mut self,
+        config: &Config,
+        device: &str,
+        side: &mut Side,
+    ) -> Verdict<Remote> {
+        self.tell(&format!("open {device} {}", name_of(config.qp_type)))?;
         let (address, remote) = parse(&self.hear("address")?)?;
+        (self.path, self.header) = (Some(side.path_to(config, &address)?), header(config));
         self.tell(&format!("connect {}", print(side)))?;
         self.hear("connected")?;
-        side.connect(&config(), &address)?;
+        side.connect(config, &address)?;
         Ok(remote)
     }
 
@@ -104,9 +139,14 @@ impl Drop for Helper {
 pub(crate) fn send_to(side: &mut Side, helper: &mut Helper, seed: u64, length: usize) -> Verdict {
     helper.tell(&format!("recv {seed} {length}"))?;
     helper.hear("posted")?;
-    send(side, seed, length)?;
+    send(side, helper.path.as_ref(), seed, length)?;
     helper.hear("received")?;
     Ok(())
+}
+
+/// Bytes in front of a received message: the GRH of a datagram.
+fn header(config: &Config) -> usize {
+    if config.qp_type == QpType::UD { 40 } else { 0 }
 }
 
 /// Has the helper send a message to `side`.
@@ -116,19 +156,21 @@ pub(crate) fn receive_from(
     seed: u64,
     length: usize,
 ) -> Verdict {
-    side.poison(0..length);
-    side.recv(seed, 0..length)?;
+    let whole = 0..helper.header + length;
+    side.poison(whole.clone());
+    side.recv(seed, whole.clone())?;
     helper.tell(&format!("send {seed} {length}"))?;
     helper.hear("sent")?;
     side.expect(seed, WcOpcode::RECV)?;
-    side.check(0..length, seed);
+    side.check(helper.header..whole.end, seed);
     Ok(())
 }
 
-fn send(side: &mut Side, seed: u64, length: usize) -> Verdict {
+fn send(side: &mut Side, path: Option<&Path>, seed: u64, length: usize) -> Verdict {
     side.fill(0..length, seed);
     let sges = [side.sge(0..length)];
-    side.send(SendWr::send(&sges).id(seed).signaled())?;
+    let wr = SendWr::send(&sges).id(seed).signaled();
+    side.send(path.map_or(wr, |path| path.to(wr)))?;
     side.expect(seed, WcOpcode::SEND)?;
     Ok(())
 }
@@ -179,7 +221,7 @@ pub(crate) fn answer(line: &str) {
 
 /// Carries out commands until its standard input ends.
 fn obey() -> Verdict {
-    let mut side: Option<Side> = None;
+    let mut end: Option<End> = None;
     let mut far = Far::default();
     let mut answering = Answering::default();
     for line in stdin().lines() {
@@ -194,7 +236,7 @@ fn obey() -> Verdict {
         }
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
         let numbers: Vec<u64> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
-        match (word, &mut side, &numbers[..]) {
+        match (word, &mut end, &numbers[..]) {
             ("namespace", None, _) => {
                 nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
                 answer("unshared");
@@ -204,30 +246,36 @@ fn obey() -> Verdict {
                 answer("linked");
             }
             ("open", None, _) => {
-                let context = Context::open(&Device::by_name(rest)?)?;
-                let fresh = Side::new(context, &config(), Psn::new(0x55_5555))?;
-                answer(&format!("address {}", print(&fresh)));
-                side = Some(fresh);
+                let (device, kind) = rest.split_once(' ').unwrap_or((rest, "rc"));
+                let types = [QpType::RC, QpType::UC, QpType::UD];
+                let qp_type = types.into_iter().find(|qp_type| name_of(*qp_type) == kind);
+                let config = config_of(qp_type.ok_or_else(|| Stop::fail(format!("a {kind}?")))?);
+                let context = Context::open(&Device::by_name(device)?)?;
+                let side = Side::new(context, &config, Psn::new(0x55_5555))?;
+                answer(&format!("address {}", print(&side)));
+                end = Some(End { side, config, path: None });
             }
-            ("connect", Some(side), _) => {
-                side.connect(&config(), &parse(rest)?.0)?;
+            ("connect", Some(End { side, config, path }), _) => {
+                let peer = parse(rest)?.0;
+                *path = Some(side.path_to(config, &peer)?);
+                side.connect(config, &peer)?;
                 answer("connected");
             }
-            ("send", Some(side), [seed, length]) => {
-                send(side, *seed, *length as usize)?;
+            ("send", Some(End { side, path, .. }), [seed, length]) => {
+                send(side, path.as_ref(), *seed, *length as usize)?;
                 answer("sent");
             }
-            ("recv", Some(side), [seed, length]) => {
-                let range = 0..*length as usize;
+            ("recv", Some(End { side, config, .. }), [seed, length]) => {
+                let range = 0..header(config) + *length as usize;
                 side.poison(range.clone());
                 side.recv(*seed, range.clone())?;
                 answer("posted");
                 side.expect(*seed, WcOpcode::RECV)?;
-                side.check(range, *seed);
+                side.check(header(config)..range.end, *seed);
                 answer("received");
             }
             ("close", Some(_), _) => {
-                side = None;
+                end = None;
                 answer("closed");
             }
             ("unlink", None, _) => {

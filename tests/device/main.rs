@@ -4,7 +4,8 @@
 //! process, and never by accident on a machine that works with its devices. `UVERBS_TEST_PORT` chooses a port, else the
 //! first active one is tested, and `UVERBS_TEST_SECOND_DEVICE` names a device at the other end of the cable. The first
 //! lines of a run describe these choices. With `UVERBS_TEST_WIRE` one side of each pair is a device in this process,
-//! over UDP (`env.rs`). A fault that would make every test fail ends the run there.
+//! over UDP (`env.rs`). A fault that would make every test fail ends the run there. Tests whose names begin with `udp::`
+//! are those with two processes once more, each with a device over UDP of its own (`udp.rs`).
 //!
 //! Tests whose names begin with `root::` change links and namespaces; they run as root in the lab only. With
 //! `UVERBS_TEST_ALONE` tests take all of shared resources. `UVERBS_TEST_JUNIT` names a file for the results.
@@ -82,6 +83,7 @@ mod tasks;
 mod testbed;
 mod uc;
 mod ud;
+mod udp;
 mod unplug;
 mod unsignaled;
 mod verdict;
@@ -93,6 +95,7 @@ use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    env::set_up_udp();
     if let Some(code) = helper::run()
         .or_else(partner::run)
         .or_else(unplug::run)
@@ -167,6 +170,7 @@ fn main() -> ExitCode {
         srq::trials(),
         uc::trials(),
         ud::trials(),
+        udp::trials(),
         unsignaled::trials(),
         xrc::trials(),
         #[cfg(feature = "tokio")]

@@ -46,7 +46,7 @@ pub(crate) struct Resources {
 impl Resources {
     /// The objects of the device under test.
     pub(crate) fn look() -> Verdict<Resources> {
-        if env::on_fabric() {
+        if env::in_process() {
             return Resources::of_fabric();
         }
         let index = index(env::device().name())?;

@@ -231,12 +231,7 @@ impl Pair {
 
     /// The path from a to b, for types whose requests name it.
     pub(crate) fn path(&self) -> Verdict<Path> {
-        if self.config.qp_type != QpType::UD {
-            return Ok(Path { ah: None, qpn: self.b.qp.qpn() });
-        }
-        let vector = self.b.address().vector(&self.a);
-        let ah = supported(self.a.pd.create_ah(&vector), Capability::Ah)?;
-        Ok(Path { ah: Some(ah), qpn: self.b.qp.qpn() })
+        self.a.path_to(&self.config, &self.b.address())
     }
 }
 
@@ -360,6 +355,13 @@ impl Side {
 
     pub(crate) fn address(&self) -> Address {
         Address { qpn: self.qp.qpn(), psn: self.psn, gid: self.gid.gid, lid: self.lid }
+    }
+
+    /// The path to a peer, for types whose requests name it.
+    pub(crate) fn path_to(&self, config: &Config, peer: &Address) -> Verdict<Path> {
+        let create = || supported(self.pd.create_ah(&peer.vector(self)), Capability::Ah);
+        let ah = (config.qp_type == QpType::UD).then(create).transpose()?;
+        Ok(Path { ah, qpn: peer.qpn })
     }
 
     /// Brings the queue pair from RESET to RTS.

@@ -12,7 +12,7 @@ use crate::sharing::raise_limit;
 use crate::verdict::{Stop, Verdict};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
@@ -78,7 +78,7 @@ impl Partner {
             let thread = std::thread::spawn(|| serve(&Wire(theirs)));
             return Ok(Partner { who: Who::Thread(Some(thread)), wire });
         }
-        let process = Command::new(std::env::current_exe()?)
+        let process = env::second_process()?
             .arg(PARTNER)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::inherit())

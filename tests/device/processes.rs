@@ -1,14 +1,20 @@
 //! Two processes, and the effects on one when the other dies.
 
+use crate::capability::Capability;
+use crate::cm;
 use crate::env;
-use crate::helper::{Helper, config, receive_from, send_to};
-use crate::pair::Side;
-use crate::verdict::{Verdict, trials};
-use uverbs::{Psn, QpState, Remote, SendWr, WcOpcode, WcStatus};
+use crate::helper::{Helper, config, config_of, receive_from, send_to};
+use crate::pair::{PATIENCE, Side};
+use crate::verdict::{Verdict, require, trials};
+use uverbs::cm::ConnectParam;
+use uverbs::{AtomicCap, Psn, QpState, QpType, Remote, SendWr, WcOpcode, WcStatus};
 
 trials![
     two_processes_exchange_messages,
     memory_of_another_process_is_written_and_read,
+    atomics_count_in_memory_of_another_process,
+    unreliable_messages_reach_another_process,
+    connections_by_address_lead_to_another_process,
     requests_to_a_killed_peer_fail,
     killed_peer_leaves_nothing,
     requests_to_a_peer_that_left_fail,
@@ -43,6 +49,66 @@ fn memory_of_another_process_is_written_and_read() -> Verdict {
         side.check(0..5000, seed);
     }
     send_to(&mut side, &mut helper, 9, 100)
+}
+
+fn atomics_count_in_memory_of_another_process() -> Verdict {
+    let (mut side, _helper, remote) = start()?;
+    let cap = side.context.query_device()?.atomic_cap;
+    require(cap != AtomicCap::NONE, Capability::Atomic, "not advertised")?;
+    side.memory.copy_from(0, &5u64.to_ne_bytes())?;
+    let sges = [side.sge(0..8)];
+    side.send(SendWr::write(remote, &sges).id(0).signaled())?;
+    side.expect(0, WcOpcode::WRITE)?;
+    let requests = [
+        (SendWr::fetch_add(remote, 3, &sges), WcOpcode::FETCH_ADD, 5u64),
+        (SendWr::compare_swap(remote, 8, 100, &sges), WcOpcode::COMPARE_SWAP, 8),
+        (SendWr::compare_swap(remote, 8, 200, &sges), WcOpcode::COMPARE_SWAP, 100),
+        (SendWr::read(remote, &sges), WcOpcode::READ, 100),
+    ];
+    for (wr, opcode, there) in requests {
+        side.poison(0..8);
+        side.send(wr.id(there).signaled())?;
+        side.expect(there, opcode)?;
+        assert_eq!(side.read(0..8), there.to_ne_bytes(), "{opcode:?}");
+    }
+    Ok(())
+}
+
+fn unreliable_messages_reach_another_process() -> Verdict {
+    for qp_type in [QpType::UC, QpType::UD] {
+        let config = config_of(qp_type);
+        let mut helper = Helper::start()?;
+        let mut side = Side::new(env::open()?, &config, Psn::new(7))?;
+        helper.connect_as(&config, env::device().name(), &mut side)?;
+        for (seed, length) in [0, 1, 100, 1000].into_iter().enumerate() {
+            send_to(&mut side, &mut helper, seed as u64, length)?;
+            receive_from(&mut side, &mut helper, 100 + seed as u64, length)?;
+        }
+    }
+    Ok(())
+}
+
+fn connections_by_address_lead_to_another_process() -> Verdict {
+    let mut helper = Helper::start()?;
+    let channel = cm::channel()?;
+    helper.tell("cm listen")?;
+    let at = helper.hear("at")?.parse()?;
+    for _ in 0..3 {
+        helper.tell("cm accept")?;
+        let (mut side, connecting) = cm::ask(&channel, at, &ConnectParam::new())?;
+        let connection = cm::done(connecting.wait(Some(PATIENCE))?)?;
+        helper.hear("accepted")?;
+        assert_eq!(connection.peer_addr()?, at);
+        helper.tell("cm receive")?;
+        helper.hear("posted")?;
+        side.send()?;
+        helper.tell("cm received")?;
+        helper.hear("received")?;
+        helper.tell("cm end")?;
+        drop(connection);
+        helper.hear("ended")?;
+    }
+    Ok(())
 }
 
 fn requests_to_a_killed_peer_fail() -> Verdict {

@@ -192,7 +192,7 @@ pub(crate) fn look() -> Result<String, String> {
     };
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let locked = locked.map_or("any".into(), |bytes| (bytes >> 10).to_string());
-    let place = if env::on_fabric() { " in this process" } else { "" };
+    let place = if env::in_process() { " in this process" } else { "" };
     lines.push(format!(
         "device under test: {device}{place}{}, port {} of {}: {}, {}, MTU {} of {}, partition key {:#06x} at {}; \
          {partner}; user {}, {locked} KiB of memory may be locked; Linux {}",

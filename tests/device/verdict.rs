@@ -4,6 +4,7 @@ use crate::capability::Capability;
 use crate::env;
 use crate::junit::Ending;
 use crate::results::Running;
+use crate::udp;
 use crate::watchdog;
 use libtest_mimic::{Completion, Failed, Trial};
 use std::fmt::Display;
@@ -51,9 +52,12 @@ pub(crate) fn supported<T>(answer: uverbs::Result<T>, capability: Capability) ->
     }
 }
 
-/// On the fabric a skip has to be in the table.
-fn judged(stop: Stop) -> Stop {
+/// On the fabric a skip has to be in the table, and a test that needs two processes in that of the tests over UDP.
+fn judged(name: &str, stop: Stop) -> Stop {
     match stop {
+        Stop::Skip(Capability::Processes, why) if env::on_fabric() && !udp::knows(name) => {
+            Stop::fail(format!("{why}: `udp.rs` has to run it over UDP, or to say why it cannot"))
+        }
         Stop::Skip(capability, why)
             if env::on_fabric() && capability.lack_on_the_fabric().is_none() =>
         {
@@ -69,11 +73,15 @@ pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> 
     let module = module.strip_prefix("device::").unwrap_or(module);
     // One module is named by a keyword of Rust.
     let module = module.strip_prefix("r#").unwrap_or(module);
-    let name = format!("{module}::{name}");
+    named(format!("{module}::{name}"), test)
+}
+
+/// A test of this name.
+pub(crate) fn named(name: String, test: impl FnOnce() -> Verdict + Send + 'static) -> Trial {
     Trial::ignorable_test(name.clone(), move || {
         let _guard = watchdog::watch(&name);
         let running = Running::new(&name);
-        match test().map_err(judged) {
+        match test().map_err(|stop| judged(&name, stop)) {
             Ok(()) => {
                 running.ended(Ending::Passed);
                 Ok(Completion::Completed)

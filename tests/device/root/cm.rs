@@ -140,14 +140,19 @@ pub(crate) struct Answering {
 }
 
 impl Answering {
-    /// Carries out one command: `listen DEVICE ADDRESS`, `accept`, `end`.
+    /// Carries out one command: `listen`, `listen DEVICE ADDRESS`, `accept`, `receive`, `received`, `end`.
     pub(crate) fn obey(&mut self, line: &str) -> Verdict {
         let words: Vec<&str> = line.split(' ').collect();
-        match (&words[..], &self.service, &self.accepted) {
-            (["listen", device, address], None, _) => {
-                let device = Device::by_name(device)?;
-                let service = Service::at(&device, SocketAddr::new(address.parse()?, 0))?;
-                answer(&format!("port {}", service.at.port()));
+        match (&words[..], &self.service, &mut self.accepted) {
+            (["listen", place @ ..], None, _) => {
+                let service = match place {
+                    [device, address] => {
+                        let address = SocketAddr::new(address.parse()?, 0);
+                        Service::at(&Device::by_name(device)?, address)?
+                    }
+                    _ => Service::start(4)?,
+                };
+                answer(&format!("at {}", service.at));
                 self.service = Some(service);
             }
             (["accept"], Some(service), None) => {
@@ -156,6 +161,14 @@ impl Answering {
                 let accepting = request.accept(&side.qp, &ConnectParam::new())?;
                 self.accepted = Some((side, done(accepting.wait(Some(PATIENCE))?)?));
                 answer("accepted");
+            }
+            (["receive"], _, Some((side, _))) => {
+                side.receive()?;
+                answer("posted");
+            }
+            (["received"], _, Some((side, _))) => {
+                side.received()?;
+                answer("received");
             }
             (["end"], _, Some((_, connection))) => {
                 connection.wait_disconnected(Some(PATIENCE))?;
@@ -171,7 +184,7 @@ impl Answering {
 fn addresses_in_two_network_namespaces_connect() -> Verdict {
     let mut two = Namespaces::connected()?;
     two.helper.tell(&format!("cm listen uvt_far {}", Namespaces::FAR))?;
-    let at = SocketAddr::new(Namespaces::FAR.parse()?, two.helper.hear("port")?.parse()?);
+    let at: SocketAddr = two.helper.hear("at")?.parse()?;
     let (channel, from) = (channel()?, SocketAddr::new(Namespaces::NEAR.parse()?, 0));
     for _ in 0..3 {
         two.helper.tell("cm accept")?;
