@@ -5,13 +5,13 @@
 //! environment; both exchange their endpoints over TCP.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, CompletionChannel, CompletionQueue, Context, Destination, Endpoint, Handshake,
+    Access, CompletionChannel, CompletionQueue, Context, Destination, Endpoint, Gid, Handshake,
     MemoryRegion, Mtu, Notify, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, Rkey, SendWr,
     WcStatus,
 };
@@ -256,7 +256,6 @@ fn a_long_message_and_a_long_read_keep_to_the_window() -> Result<()> {
 
 #[test]
 fn unreliable_connections_and_datagrams_reach_a_peer() -> Result<()> {
-    const GRH: usize = 40;
     let (mut a, mut b) = pair(QpType::UC, None)?;
     a.memory.copy_from(0, &pattern(20_000, 1))?;
     let sges = [a.memory.sge(..20_000)?];
@@ -511,6 +510,333 @@ fn hostile_datagrams_change_nothing_and_are_counted() -> Result<()> {
     assert_eq!(b.bytes(0, MEMORY)?, memory, "memory has changed");
     exchange(&mut a, &mut b, 5000)?;
     exchange(&mut b, &mut a, 5000)
+}
+
+/// A multicast group that no other test has.
+fn group() -> Ipv4Addr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(239, high, low, NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The host's memberships in a group, of all sockets (`ip_mc_seq_show`).
+fn members_of_host(group: Ipv4Addr) -> Result<u32> {
+    let name = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+    let table = std::fs::read_to_string("/proc/net/igmp")?;
+    let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let users = lines
+        .filter(|words| words.first() == Some(&&name[..]))
+        .map(|words| words[1].parse::<u32>());
+    Ok(users.sum::<std::result::Result<u32, _>>()?)
+}
+
+const GRH: usize = 40;
+/// Of queue pairs in groups.
+const QKEY: uverbs::Qkey = uverbs::Qkey(0x0123_4567);
+/// Bytes of a receive of a member.
+const ROOM: usize = 2048;
+
+/// A device with a queue pair for datagrams, which has as many receives.
+fn datagrams(at: SocketAddr, receives: u64) -> Result<Side> {
+    prepared(Side::new(at, QpType::UD, None)?, receives)
+}
+
+fn prepared(mut side: Side, receives: u64) -> Result<Side> {
+    let attr = uverbs::QpAttr::new().state(uverbs::QpState::INIT).port(1).pkey_index(0).qkey(QKEY);
+    side.qp.modify(&attr)?;
+    side.qp.modify(&uverbs::QpAttr::new().state(uverbs::QpState::RTR))?;
+    let rts = uverbs::QpAttr::new().state(uverbs::QpState::RTS).sq_psn(uverbs::Psn::new(1));
+    side.qp.modify(&rts)?;
+    (0..receives).try_for_each(|id| side.recv(id, (1 + id as usize) * ROOM, ROOM))?;
+    Ok(side)
+}
+
+/// Sends a datagram to a group, and waits until it has left; of those that came meanwhile, tells the ids.
+fn send_to_group(side: &mut Side, group: impl Into<Gid>, text: &[u8]) -> Result<Vec<Ended>> {
+    let index = side.context.default_gid(1)?.index;
+    let vector = uverbs::AddressVector::global(1, index, group.into());
+    let ah = side.pd.create_ah(&vector)?;
+    side.memory.copy_from(0, text)?;
+    let sges = [side.memory.sge(..text.len())?];
+    let to = Destination::new(&ah, uverbs::Qpn(0xff_ffff), QKEY);
+    side.post(SendWr::send(&sges).to(to).id(7))?;
+    let mut came = Vec::new();
+    loop {
+        match side.wait()? {
+            (7, WcStatus::SUCCESS, ..) => return Ok(came),
+            ended => came.push(ended),
+        }
+    }
+}
+
+/// The sender, the destination and the text of a datagram that came.
+fn datagram(side: &Side, (id, status, len, _): Ended) -> Result<([u8; 4], [u8; 4], Vec<u8>)> {
+    assert_eq!(status, WcStatus::SUCCESS);
+    let at = (1 + (id - RECEIVED) as usize) * ROOM;
+    let header = side.bytes(at, GRH)?;
+    Ok((
+        header[32..36].try_into()?,
+        header[36..].try_into()?,
+        side.bytes(at + GRH, len as usize - GRH)?,
+    ))
+}
+
+/// Orders of a member: the address of its device, its group, and the port at which this process waits for it.
+const MEMBER_ORDERS: &str = "UVERBS_UDP_MEMBER";
+
+/// A process whose device is in a group, if there are orders. It obeys one byte at a time: `j` joins, `l` leaves, `r`
+/// tells the next datagram, `q` that there is none, `s` sends one.
+#[test]
+fn the_member() -> Result<()> {
+    let Ok(orders) = std::env::var(MEMBER_ORDERS) else { return Ok(()) };
+    let words: Vec<&str> = orders.split(' ').collect();
+    let [at, group, port] = words[..] else { return Err("orders".into()) };
+    let group: Ipv4Addr = group.parse()?;
+    let mut side = datagrams(at.parse()?, 32)?;
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse::<u16>()?))?;
+    let mut membership = None;
+    let mut order = [0];
+    while stream.read_exact(&mut order).is_ok() {
+        match order[0] {
+            b'j' => membership = Some(side.qp.attach_mcast(group.into(), 0)?),
+            b'l' => membership.take().ok_or("no member")?.detach()?,
+            b'r' => {
+                let ended = side.wait()?;
+                let (from, to, text) = datagram(&side, ended)?;
+                stream.write_all(&[&from[..], &to, &[text.len() as u8], &text].concat())?;
+            }
+            b'q' => {
+                std::thread::sleep(Duration::from_millis(100));
+                assert!(side.cq.poll()?.next().is_none(), "{:?}", side.counters());
+            }
+            _ => assert!(send_to_group(&mut side, group, b"from a member")?.is_empty()),
+        }
+        if order[0] != b'r' {
+            stream.write_all(b".")?;
+        }
+    }
+    Ok(())
+}
+
+/// Such a process.
+struct Member {
+    process: Child,
+    stream: TcpStream,
+    at: SocketAddr,
+}
+
+impl Member {
+    fn start(group: Ipv4Addr) -> Result<Member> {
+        let (at, listener) = (address(), TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
+        let process = Command::new(std::env::current_exe()?)
+            .args(["the_member", "--exact", "--nocapture"])
+            .env(MEMBER_ORDERS, format!("{at} {group} {}", listener.local_addr()?.port()))
+            .stdout(Stdio::null())
+            .spawn()?;
+        let (stream, _) = listener.accept()?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        Ok(Member { process, stream, at })
+    }
+
+    fn order(&mut self, order: u8) -> Result<()> {
+        self.stream.write_all(&[order])?;
+        Ok(self.stream.read_exact(&mut [0])?)
+    }
+
+    fn received(&mut self) -> Result<([u8; 4], [u8; 4], Vec<u8>)> {
+        self.stream.write_all(b"r")?;
+        let mut head = [0; 9];
+        self.stream.read_exact(&mut head)?;
+        let mut text = vec![0; head[8].into()];
+        self.stream.read_exact(&mut text)?;
+        Ok((head[..4].try_into()?, head[4..8].try_into()?, text))
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn octets(at: SocketAddr) -> [u8; 4] {
+    let IpAddr::V4(at) = at.ip() else { unreachable!("IPv4") };
+    at.octets()
+}
+
+#[test]
+fn a_datagram_to_a_group_reaches_its_members_in_each_process_once() -> Result<()> {
+    let (group, other) = (group(), group());
+    let mut a = datagrams(address(), 32)?;
+    let [mut one, mut two, mut stranger] =
+        [Member::start(group)?, Member::start(group)?, Member::start(other)?];
+    for member in [&mut one, &mut two, &mut stranger] {
+        member.order(b'j')?;
+    }
+    // The sender is a member, too.
+    let membership = a.qp.attach_mcast(group.into(), 0)?;
+    assert_eq!((members_of_host(group)?, members_of_host(other)?), (3, 1));
+    let mut own = Vec::new();
+    for round in 0..5u8 {
+        own.extend(send_to_group(&mut a, group, &[round; 100])?);
+        let expected = (octets(a.at), group.octets(), vec![round; 100]);
+        assert_eq!((one.received()?, two.received()?), (expected.clone(), expected));
+    }
+    while own.len() < 5 {
+        own.push(a.wait()?);
+    }
+    for (round, ended) in own.iter().enumerate() {
+        let expected = (octets(a.at), group.octets(), vec![round as u8; 100]);
+        assert_eq!(datagram(&a, *ended)?, expected);
+    }
+    for member in [&mut one, &mut two, &mut stranger] {
+        member.order(b'q')?;
+    }
+    assert!(a.cq.poll()?.next().is_none(), "its own come once");
+
+    // One leaves, and sends from outside.
+    one.order(b'l')?;
+    assert_eq!(members_of_host(group)?, 2);
+    one.order(b's')?;
+    let ended = a.wait()?;
+    let expected = (octets(one.at), group.octets(), b"from a member".to_vec());
+    assert_eq!((datagram(&a, ended)?, two.received()?), (expected.clone(), expected));
+    send_to_group(&mut a, group, b"to the rest")?;
+    assert_eq!(two.received()?.2, b"to the rest");
+    one.order(b'q')?;
+    // A process that is killed leaves, too.
+    drop(two);
+    assert_eq!(members_of_host(group)?, 1);
+    membership.detach()?;
+    send_to_group(&mut a, group, b"to nobody")?;
+    assert_eq!((members_of_host(group)?, members_of_host(other)?), (0, 1));
+    // What it sent to its own group came back, and was dropped.
+    let counters = a.counters();
+    assert_eq!((counters.sent, counters.unsent, counters.received), (7, 0, 1), "{counters:?}");
+    assert_eq!((counters.address, counters.dropped()), (6, 6), "{counters:?}");
+    Ok(())
+}
+
+#[test]
+fn foreign_packets_to_a_group_are_dropped_and_counted() -> Result<()> {
+    let (group, mut side) = (group(), datagrams(address(), 1)?);
+    let _membership = side.qp.attach_mcast(group.into(), 0)?;
+    let stranger = Stranger::at(SocketAddr::new(address().ip(), 0))?;
+    let to = SocketAddr::new(group.into(), PORT);
+    let deth = |qkey: u32| [&qkey.to_be_bytes()[..], &9u32.to_be_bytes(), &[3; 64]].concat();
+    let (right, wrong) = (deth(QKEY.0), deth(QKEY.0 ^ 1));
+    // For a queue pair in place of the group, and for general services.
+    stranger.send(&packet(UD_SEND_ONLY, 0xffff, side.qp.qpn().0, 0, &right), 0, to)?;
+    stranger.send(&packet(UD_SEND_ONLY, 0xffff, 1, 0, &right), 0, to)?;
+    // A wrong Q_Key, a wrong partition, another transport, no packet, and a wrong ICRC: that of a packet to the port.
+    stranger.send(&packet(UD_SEND_ONLY, 0xffff, 0xff_ffff, 0, &wrong), 0, to)?;
+    stranger.send(&packet(UD_SEND_ONLY, 0x8001, 0xff_ffff, 0, &right), 0, to)?;
+    stranger.send(&packet(RC_SEND_ONLY, 0xffff, 0xff_ffff, 0, &[]), 0, to)?;
+    stranger.socket.send_to(&[0; 15], to)?;
+    let right = packet(UD_SEND_ONLY, 0xffff, 0xff_ffff, 0, &right);
+    let sum = icrc(stranger.socket.local_addr()?, side.at, 0, &right);
+    stranger.socket.send_to(&[&right[..], &sum].concat(), to)?;
+    // The number of groups in a packet to the port.
+    stranger.send(&right, 0, side.at)?;
+    let counters = counted(&side, 8)?;
+    let UdpCounters { malformed, qkey, partition, state, length, icrc, queue_pair, .. } = counters;
+    assert_eq!((malformed, qkey, partition, state), (2, 1, 1, 1), "{counters:?}");
+    assert_eq!((length, icrc, queue_pair, counters.received), (1, 1, 1, 0), "{counters:?}");
+    assert!(side.cq.poll()?.next().is_none());
+    stranger.send(&right, 0x1234, to)?;
+    let ended = side.wait()?;
+    assert_eq!(datagram(&side, ended)?.2, [3; 64]);
+    Ok(())
+}
+
+#[test]
+fn a_device_is_in_as_many_groups_as_it_says() -> Result<()> {
+    let side = datagrams(address(), 0)?;
+    let most = side.context.query_device()?.max_mcast_grp;
+    let [_, high, low, _] = group().octets();
+    let number = |number: u32| Ipv4Addr::new(238, high, low, number as u8);
+    for _ in 0..2 {
+        let join = |group: Ipv4Addr| side.qp.attach_mcast(group.into(), 0);
+        let mut memberships =
+            (0..most).map(|at| join(number(at))).collect::<uverbs::Result<Vec<_>>>()?;
+        let error = join(number(most)).unwrap_err();
+        assert_eq!(error.errno(), uverbs::Errno::NOMEM, "{error}");
+        assert!(error.message().contains("more groups or members than query_device"), "{error}");
+        // One more member of a group that it is in takes no socket, and one that leaves makes room.
+        memberships.pop();
+        memberships.push(join(number(most))?);
+    }
+    assert_eq!(members_of_host(number(0))?, 0);
+    // Groups of the other IP version, and their members, are those of this process.
+    side.qp.attach_mcast("ff12::1".parse::<Ipv6Addr>()?.into(), 0)?.detach()?;
+    Ok(())
+}
+
+/// A group of IPv6 whose datagrams stay on the link.
+fn group_v6() -> Ipv6Addr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, high.into(), low.into())
+}
+
+#[test]
+fn a_group_of_ipv6_is_joined_at_the_interface_of_the_address_and_left() -> Result<()> {
+    let at = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), PORT);
+    let Ok(fabric) = Fabric::builder().udp(at).build() else { return Ok(()) };
+    let side = prepared(Side::on(fabric, at, QpType::UD)?, 0)?;
+    let digits: String = group_v6().octets().iter().map(|byte| format!("{byte:02x}")).collect();
+    // As `igmp6_mc_seq_show` has it: the interface and the group.
+    let is_member = || -> Result<bool> {
+        let table = std::fs::read_to_string("/proc/net/igmp6")?;
+        Ok(table.lines().any(|line| line.contains(" lo ") && line.contains(&digits)))
+    };
+    let membership = side.qp.attach_mcast(group_v6().into(), 0)?;
+    assert!(is_member()?);
+    membership.detach()?;
+    assert!(!is_member()?);
+    Ok(())
+}
+
+/// Linux delivers no datagram to a group of IPv6 over a loopback interface: root gets another one, in a namespace of the
+/// thread's own.
+#[test]
+fn a_datagram_to_a_group_of_ipv6_reaches_its_member() -> Result<()> {
+    let play = || -> Result<()> {
+        let [a, b] = ["[fd00::1]:14791", "[fd00::2]:14791"].map(|at| at.parse());
+        let (mut a, mut b) = (datagrams(a?, 1)?, datagrams(b?, 1)?);
+        let _membership = b.qp.attach_mcast(group_v6().into(), 0)?;
+        send_to_group(&mut a, group_v6(), &[6; 100])?;
+        let (id, status, len, _) = b.wait()?;
+        assert_eq!((id, status, len as usize), (RECEIVED, WcStatus::SUCCESS, GRH + 100));
+        assert_eq!(b.bytes(ROOM + GRH, 100)?, [6; 100]);
+        let IpAddr::V6(from) = a.at.ip() else { unreachable!("IPv6") };
+        assert_eq!(b.bytes(ROOM + 8, 32)?, [from.octets(), group_v6().octets()].concat());
+        assert_eq!((b.counters().received, b.counters().dropped()), (1, 0));
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let played = scope.spawn(|| {
+            if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).is_err() {
+                return Ok(());
+            }
+            for change in [
+                "link set lo up",
+                "link add near type veth peer name far",
+                "link set far up",
+                "link set near up",
+                "-6 address add fd00::1/64 dev near nodad",
+                "-6 address add fd00::2/64 dev near nodad",
+            ] {
+                match Command::new("ip").args(change.split(' ')).status() {
+                    Ok(status) if status.success() => {}
+                    // There is no such program, no veth, or no IPv6.
+                    _ => return Ok(()),
+                }
+            }
+            play()
+        });
+        played.join().map_err(|_| "a panic")?
+    })
 }
 
 /// Orders of the second process: the address of its device, and the port at which this one waits for it.

@@ -2,10 +2,11 @@
 //! are dropped.
 //!
 //! Pairs with `fabric/outside.rs`. The caller, which has the socket, takes packets by [`Fabric::take_outgoing`] and gives
-//! packets to [`Fabric::receive_from_outside`], without IP, UDP and ICRC.
+//! packets to [`Fabric::receive_from_outside`] and [`Fabric::receive_for_group`], without IP, UDP and ICRC.
 //!
 //! [`Fabric::take_outgoing`]: crate::fabric::Fabric::take_outgoing
 //! [`Fabric::receive_from_outside`]: crate::fabric::Fabric::receive_from_outside
+//! [`Fabric::receive_for_group`]: crate::fabric::Fabric::receive_for_group
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,6 +23,9 @@ pub const MOST_OUTGOING: usize = 1024;
 pub const OUTGOING_BATCH: usize = 64;
 /// Management datagrams that wait for the connection manager at most.
 pub const MOST_MADS: usize = 256;
+
+/// The queue pair number of packets for a multicast group.
+pub(crate) const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// The opcodes of masked atomics, without the transport.
 const PRIVATE: [u8; 2] = [Operation::MaskedCompareSwap as u8, Operation::MaskedFetchAdd as u8];
@@ -46,7 +50,7 @@ pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
 
 /// A packet that leaves the process.
 pub struct Outgoing {
-    /// The address that it goes to.
+    /// The address that it goes to: that of a port, or of a multicast group.
     pub to: IpAddr,
     pub(crate) flight: Box<Flight>,
 }
@@ -83,6 +87,8 @@ pub struct Mad {
 pub enum Unwelcome {
     /// It is no packet.
     Malformed,
+    /// It came for a multicast group, and has the number of a queue pair.
+    NoMulticast,
     /// Its opcode is private to devices of one fabric.
     Private,
     /// The port has no link.
@@ -109,6 +115,9 @@ impl fmt::Display for Unwelcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Unwelcome::Malformed => "it is no packet",
+            Unwelcome::NoMulticast => {
+                "it is for a multicast group and has the number of a queue pair"
+            }
             Unwelcome::Private => "its opcode is private to devices of one fabric",
             Unwelcome::NoLink => "the port has no link",
             Unwelcome::NoQueuePair => "no queue pair has the number",

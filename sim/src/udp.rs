@@ -10,10 +10,15 @@
 //!        └─▶ ends, length, ICRC ─▶ Kernel::receive ─▶ switch: headers, queue pair, P_Key, source
 //! ```
 //!
+//! Datagrams for multicast groups come to sockets of their own (`udp/groups.rs`).
+//!
 //! The socket is not connected and sets *don't fragment*: then Linux sends IPv4 with identification 0, which the ICRC
 //! covers.
 
+pub(crate) mod groups;
+
 use crate::fabric::FabricError;
+use groups::Groups;
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -65,11 +70,12 @@ pub struct UdpCounters {
     pub received: u64,
     /// Shorter or longer than any packet.
     pub length: u64,
-    /// From an address that no peer has: this device's, one of a group, or port 0.
+    /// From an address that no peer has: this device's, one of a group, or port 0. What this device sends to a group that
+    /// it is in comes back so, too; its members have got it by then.
     pub address: u64,
     /// With a wrong ICRC.
     pub icrc: u64,
-    /// With headers that are none, or an opcode that is not for the wire.
+    /// With headers that are none, with an opcode that is not for the wire, or to a group and for one queue pair.
     pub malformed: u64,
     /// For a queue pair that is not there.
     pub queue_pair: u64,
@@ -108,7 +114,9 @@ impl UdpCounters {
     fn add(&mut self, taken: Result<(), Unwelcome>) {
         let counter = match taken {
             Ok(()) => &mut self.received,
-            Err(Unwelcome::Malformed | Unwelcome::Private) => &mut self.malformed,
+            Err(Unwelcome::Malformed | Unwelcome::Private | Unwelcome::NoMulticast) => {
+                &mut self.malformed
+            }
             Err(Unwelcome::NoQueuePair) => &mut self.queue_pair,
             Err(Unwelcome::Transport | Unwelcome::State) => &mut self.state,
             Err(Unwelcome::Source) => &mut self.source,
@@ -126,6 +134,7 @@ pub(crate) struct Wire {
     socket: OwnedFd,
     at: SocketAddr,
     alarm: OwnedFd,
+    groups: Groups,
 }
 
 impl fmt::Debug for Wire {
@@ -162,12 +171,18 @@ impl Wire {
         let _ = set_socket_send_buffer_size(&socket, BUFFER);
         bind(&socket, &at).map_err(refused)?;
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(refused)?;
-        Ok(Wire { socket, at, alarm })
+        let groups = Groups::new(at, &socket).map_err(refused)?;
+        Ok(Wire { socket, at, alarm, groups })
     }
 
     /// The address of the socket.
     pub(crate) fn address(&self) -> SocketAddr {
         self.at
+    }
+
+    /// The multicast groups of the device.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     /// Wakes the thread that waits.
@@ -179,7 +194,12 @@ impl Wire {
     /// Waits for a datagram, for the alarm, for room to send if that is `blocked`, or for the end of a while.
     pub(crate) fn wait(&self, blocked: bool, timeout: Option<Duration>) {
         let wanted = if blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let mut fds = [PollFd::new(&self.socket, wanted), PollFd::new(&self.alarm, PollFlags::IN)];
+        let groups = self.groups.readable();
+        let mut fds = [
+            PollFd::new(&self.socket, wanted),
+            PollFd::new(&self.alarm, PollFlags::IN),
+            PollFd::new(&groups, PollFlags::IN),
+        ];
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs() as _,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -222,6 +242,13 @@ pub(crate) fn port_mtu(at: SocketAddr) -> Result<u8, FabricError> {
 
 /// The MTU of the interface that has an address.
 fn interface_mtu(address: IpAddr) -> Option<u32> {
+    let name = interface_name(address)?;
+    let mtu = std::fs::read_to_string(format!("/sys/class/net/{name}/mtu")).ok()?;
+    mtu.trim().parse().ok()
+}
+
+/// The name of the interface that has an address.
+fn interface_name(address: IpAddr) -> Option<String> {
     use nix::net::if_::InterfaceFlags;
     let interfaces = nix::ifaddrs::getifaddrs().ok()?;
     let has_it = |interface: &nix::ifaddrs::InterfaceAddress| {
@@ -235,9 +262,7 @@ fn interface_mtu(address: IpAddr) -> Option<u32> {
                 .and_then(socket_address)
                 .is_some_and(|at| at.ip() == address)
     };
-    let name = interfaces.into_iter().find(has_it)?.interface_name;
-    let mtu = std::fs::read_to_string(format!("/sys/class/net/{name}/mtu")).ok()?;
-    mtu.trim().parse().ok()
+    interfaces.into_iter().find(has_it).map(|interface| interface.interface_name)
 }
 
 fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
@@ -282,7 +307,7 @@ impl Transmitter {
                 let source = self.wire.at;
                 let destination = SocketAddr::new(outgoing.to, source.port());
                 match seal(&Ends { source, destination }, outgoing.packet()) {
-                    Some(sum) if is_of_one_port(outgoing.to) => {
+                    Some(sum) if is_of_one_port(outgoing.to) || outgoing.to.is_multicast() => {
                         self.waiting.push_back((outgoing, sum));
                     }
                     _ => {
@@ -330,6 +355,20 @@ impl Transmitter {
         sendmmsg(&self.wire.socket, &mut messages, SendFlags::NOSIGNAL)
     }
 
+    /// Counts a membership of a queue pair in a multicast group.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Groups::join`].
+    pub(crate) fn join(&self, gid: [u8; 16]) -> Result<(), Errno> {
+        self.wire.groups().join(IpAddr::from(gid).to_canonical())
+    }
+
+    /// Counts the end of one.
+    pub(crate) fn leave(&self, gid: [u8; 16]) {
+        self.wire.groups().leave(IpAddr::from(gid).to_canonical());
+    }
+
     /// Counts a management datagram that the connection manager does not take.
     pub(crate) fn refuse_mad(&mut self) {
         self.counters.received = self.counters.received.saturating_sub(1);
@@ -341,7 +380,10 @@ impl Transmitter {
         match datagram.packet {
             Ok(packet) => {
                 let (from, port) = (datagram.from.ip(), datagram.from.port());
-                self.counters.add(switch.receive_from_outside(now, from, port, packet));
+                self.counters.add(match datagram.group {
+                    None => switch.receive_from_outside(now, from, port, packet),
+                    Some(group) => switch.receive_for_group(now, from, port, group, packet),
+                });
             }
             Err(NoDatagram::Length) => self.counters.length += 1,
             Err(NoDatagram::Address) => self.counters.address += 1,
@@ -361,12 +403,19 @@ enum NoDatagram {
 /// A datagram that was received.
 pub(crate) struct Datagram<'b> {
     from: SocketAddr,
+    /// The multicast group that it came for.
+    group: Option<IpAddr>,
     packet: Result<&'b [u8], NoDatagram>,
 }
 
 impl<'b> Datagram<'b> {
     /// Checks a datagram, before anybody has to know what is in it.
-    fn new(own: SocketAddr, from: Option<SocketAddr>, bytes: &'b [u8]) -> Datagram<'b> {
+    fn new(
+        own: SocketAddr,
+        group: Option<IpAddr>,
+        from: Option<SocketAddr>,
+        bytes: &'b [u8],
+    ) -> Datagram<'b> {
         let nobody = SocketAddr::new(IpAddr::from([0; 4]), 0);
         let from = from.unwrap_or(nobody);
         // Packets of this device to itself do not leave it.
@@ -375,14 +424,15 @@ impl<'b> Datagram<'b> {
             false => Err(NoDatagram::Length),
             true if !is_peer => Err(NoDatagram::Address),
             true => {
-                open(&Ends { source: from, destination: own }, bytes).map_err(|why| match why {
+                let destination = SocketAddr::new(group.unwrap_or(own.ip()), own.port());
+                open(&Ends { source: from, destination }, bytes).map_err(|why| match why {
                     NoPacket::Truncated => NoDatagram::Length,
                     NoPacket::Icrc => NoDatagram::Icrc,
                     _ => NoDatagram::Address,
                 })
             }
         };
-        Datagram { from, packet }
+        Datagram { from, group, packet }
     }
 }
 
@@ -428,7 +478,7 @@ impl Receiver {
         self.received
             .iter()
             .zip(&self.buffers)
-            .map(move |((from, bytes), buffer)| Datagram::new(own, *from, &buffer[..*bytes]))
+            .map(move |((from, bytes), buffer)| Datagram::new(own, None, *from, &buffer[..*bytes]))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::history::History;
 use crate::kernel::{Kernel, Object, guid};
 use crate::memory::Birthplace;
 use crate::strict::Findings;
+use crate::udp::groups::GroupReceiver;
 use crate::udp::{Receiver, Wire};
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -110,15 +111,17 @@ impl Core {
     /// Handles datagrams that come from outside, and runs the world when it is due, until the world is over.
     fn receive(&self, wire: Arc<Wire>) {
         let mut receiver = Receiver::new(wire.clone());
+        let mut of_groups = GroupReceiver::default();
         let mut batches = 0;
         while !self.is_over.load(Ordering::SeqCst) {
-            let more = receiver.receive();
+            let more = receiver.receive() | of_groups.receive(wire.groups());
             batches = if more { batches + 1 } else { 0 };
             // ACKs that are there count before timeouts, unless there is no end of them.
             let holds_timers = more && batches % MOST_BATCHES != 0;
             let (due, blocked) = {
                 // Their ICRCs are checked before others have to wait.
-                let datagrams: Vec<_> = receiver.datagrams().collect();
+                let datagrams: Vec<_> =
+                    receiver.datagrams().chain(of_groups.datagrams(wire.groups())).collect();
                 let Ok(mut kernel) = self.kernel() else { return };
                 let now = self.elapsed();
                 datagrams.iter().for_each(|datagram| kernel.receive(now, datagram));

@@ -11,6 +11,7 @@ use crate::format::syndrome::Syndrome;
 use crate::format::wqe::AddressVector;
 use crate::object::qp::Qp;
 use crate::options::PortType;
+use crate::outside::MULTICAST_QPN;
 use crate::path::{Destination, L3, Path, Route, Source};
 
 /// Bytes in front of the data of a datagram.
@@ -26,7 +27,6 @@ impl Device {
     ) -> Result<Datagram<Path>, Syndrome> {
         /// In the address vector's Q_Key: use that of the queue pair.
         const USE_QP_QKEY: u32 = 1 << 31;
-        const MULTICAST_QPN: u32 = 0xff_ffff;
         let infiniband = self.options.port_type == PortType::InfiniBand;
         if !infiniband && self.port.roce_gid(vector.source.into()).is_none() {
             return Err(Syndrome::LocalQpOperation);

@@ -56,6 +56,10 @@ impl Fabric {
                 Destination::Group(group) => {
                     self.capture_packet(from, None, &flight);
                     self.deliver_to_group(from, &group, &flight, &packet);
+                    if self.leads_outside(from) {
+                        self.leave(from, flight);
+                        return ends;
+                    }
                 }
                 destination => {
                     if let Some(to) = self.find_port(from, destination, flight.path.source.vlan) {

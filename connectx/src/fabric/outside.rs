@@ -11,11 +11,12 @@ use uverbs_roce::opcodes::{Opcode, Operation, Transport};
 use uverbs_roce::{Dropped, Psn};
 
 use super::Fabric;
+use crate::device::Device;
 use crate::link::Flight;
 use crate::options::PortType;
 use crate::outside::{
-    MOST_MADS, MOST_OUTGOING, Mad, OUTGOING_BATCH, Outgoing, Outside, Unwelcome, address, gid,
-    is_private,
+    MOST_MADS, MOST_OUTGOING, MULTICAST_QPN, Mad, OUTGOING_BATCH, Outgoing, Outside, Unwelcome,
+    address, gid, is_private,
 };
 use crate::path::{Destination, L3, Path, Route, Source, UNKNOWN_QPN};
 use crate::port::share_partition;
@@ -46,15 +47,20 @@ impl Fabric {
     /// private, or to an address of another family.
     pub(super) fn send_outside(&mut self, from: usize, mut flight: Box<Flight>) {
         let to = match flight.path.destination {
-            Destination::Gid(to) => address(to),
-            Destination::Lid(_) | Destination::Group(_) => return,
+            Destination::Gid(to) | Destination::Group(to) => address(to),
+            Destination::Lid(_) => return,
         };
+        let is_multicast = flight.path.is_multicast();
         let own = address(flight.path.source.gid);
-        if is_private(&flight.packet) || own.is_ipv4() != to.is_ipv4() {
+        let other_family = own.is_ipv4() != to.is_ipv4();
+        if is_private(&flight.packet) || other_family || is_multicast != to.is_multicast() {
             return self.functions[from].device_mut().link.recycle(flight);
         }
         flight.copy_payload(&self.functions[from].device().memory);
-        self.capture_packet(from, Some(from), &flight);
+        // A packet for a group is in the capture since it left its port.
+        if !is_multicast {
+            self.capture_packet(from, Some(from), &flight);
+        }
         let Some(outside) = &mut self.outside else { return };
         if outside.outgoing.len() >= MOST_OUTGOING {
             outside.crowded += 1;
@@ -101,6 +107,33 @@ impl Fabric {
         source_port: u16,
         bytes: &[u8],
     ) -> Result<(), Unwelcome> {
+        self.receive_for(now, (from, source_port), None, bytes)
+    }
+
+    /// As [`receive_from_outside`](Self::receive_from_outside), for the members of a multicast group, to whose address
+    /// it came. It is welcome if one of them takes it.
+    ///
+    /// # Errors
+    ///
+    /// Nobody took the packet.
+    pub fn receive_for_group(
+        &mut self,
+        now: u64,
+        from: IpAddr,
+        source_port: u16,
+        group: IpAddr,
+        bytes: &[u8],
+    ) -> Result<(), Unwelcome> {
+        self.receive_for(now, (from, source_port), Some(gid(group)), bytes)
+    }
+
+    fn receive_for(
+        &mut self,
+        now: u64,
+        (from, source_port): (IpAddr, u16),
+        group: Option<[u8; 16]>,
+        bytes: &[u8],
+    ) -> Result<(), Unwelcome> {
         self.set_time(now);
         let outside = self.outside.as_ref().ok_or(Unwelcome::NoLink)?;
         let number = outside.function;
@@ -119,38 +152,51 @@ impl Fabric {
         let own = own.ok_or(Unwelcome::Source)?;
         let l3 = if from.is_ipv4() { L3::V4 } else { L3::V6 };
         let path = Path {
-            destination: Destination::Gid(own),
+            destination: group.map_or(Destination::Gid(own), Destination::Group),
             source_index: 0,
             source_qpn: packet.deth.map_or(UNKNOWN_QPN, Deth::source),
             sl: 0,
             source_port,
             priority: 0,
-            route: Some(Route { gid: own, tclass: 0, hop_limit: HOP_LIMIT, flow_label: 0 }),
+            route: Some(Route {
+                gid: group.unwrap_or(own),
+                tclass: 0,
+                hop_limit: HOP_LIMIT,
+                flow_label: 0,
+            }),
             source: Source { gid: gid(from), lid: 0, vlan: None, l3 },
         };
-        match packet.bth.destination() {
-            0 => return Err(Unwelcome::NoQueuePair),
-            QPN => return self.take_in_mad(from, &packet),
-            _ => {}
-        }
         let qpn = packet.bth.destination();
+        match (qpn, group) {
+            (MULTICAST_QPN, Some(_)) => {}
+            (_, Some(_)) => return Err(Unwelcome::NoMulticast),
+            (0, None) => return Err(Unwelcome::NoQueuePair),
+            (QPN, None) => return self.take_in_mad(from, &packet),
+            (_, None) => {}
+        }
         if self.capture.is_some() {
+            let to = group.is_none().then_some(number);
             let flight = self.functions[number].device_mut().link.flight(qpn, path, bytes);
-            self.capture_packet(number, Some(number), &flight);
+            self.capture_packet(number, to, &flight);
             self.functions[number].device_mut().link.recycle(flight);
         }
         let device = self.functions[number].device_mut();
-        let handled = device.handle_packet(qpn, &path, &packet, None);
-        if handled.is_ok() {
+        let taken = match group {
+            None => handle(device, qpn, &path, &packet),
+            Some(group) => {
+                let members = device.objects.multicast_groups.members(&group);
+                let mut taken = Err(Unwelcome::NoQueuePair);
+                for member in members {
+                    let handled = handle(device, member, &path, &packet);
+                    taken = taken.or(handled);
+                }
+                taken
+            }
+        };
+        if taken.is_ok() {
             device.rdma_received.add_packets(&path, 1, bytes.len() + path.framing());
         }
-        handled.map_err(|why| match why {
-            Dropped::NoQueuePair(_) => Unwelcome::NoQueuePair,
-            Dropped::Transport(_) => Unwelcome::Transport,
-            Dropped::State(_) => Unwelcome::State,
-            Dropped::NotAdmitted => device.not_admitted.unwrap_or(Unwelcome::State),
-            _ => Unwelcome::Malformed,
-        })
+        taken
     }
 
     /// Keeps a management datagram for [`Fabric::take_mad`].
@@ -212,4 +258,21 @@ impl Fabric {
         let flight = device.link.flight(QPN, path, buffer.finish());
         self.leave(number, flight);
     }
+}
+
+/// Gives a queue pair a packet.
+fn handle(
+    device: &mut Device,
+    qpn: u32,
+    path: &Path,
+    packet: &Packet<'_>,
+) -> Result<(), Unwelcome> {
+    let handled = device.handle_packet(qpn, path, packet, None);
+    handled.map_err(|why| match why {
+        Dropped::NoQueuePair(_) => Unwelcome::NoQueuePair,
+        Dropped::Transport(_) => Unwelcome::Transport,
+        Dropped::State(_) => Unwelcome::State,
+        Dropped::NotAdmitted => device.not_admitted.unwrap_or(Unwelcome::State),
+        _ => Unwelcome::Malformed,
+    })
 }

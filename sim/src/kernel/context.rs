@@ -5,6 +5,7 @@
 use super::cq::{MAX_PERIOD, VECTORS};
 use super::{Kernel, Limits, Method, Write, qp, srq};
 use crate::call::{Call, Result};
+use crate::udp::groups::MOST_GROUPS;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use uverbs_connectx::init_segment::CLOCK_KHZ;
@@ -242,9 +243,11 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     base.max_res_rd_atom = u32::from(limits.rd_atomic) * limits.qps;
     base.atomic_cap = limits.has_atomics.into();
     base.max_mw = limits.mkeys;
-    base.max_mcast_grp = 1 << 10;
+    // Over UDP each group has a socket.
+    let groups = if kernel.transmitter.is_some() { MOST_GROUPS as u32 } else { 1 << 10 };
+    base.max_mcast_grp = groups;
     base.max_mcast_qp_attach = 32;
-    base.max_total_mcast_qp_attach = 32 << 10;
+    base.max_total_mcast_qp_attach = 32 * groups;
     base.max_ah = i32::MAX as u32;
     base.max_srq = limits.srqs;
     base.max_srq_wr = limits.srq_wr;

@@ -40,7 +40,12 @@ fn attach(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if group_mac(request.gid).is_none() || !qp.kind.is_datagram() {
         return Err(Errno::INVAL);
     }
-    kernel.change_membership(call.file, opcode::ATTACH_TO_MCG, number, request.gid)?;
+    // Peers outside of the process send to the host, which has to be in the group, too.
+    let outside = kernel.transmitter.as_ref();
+    outside.map_or(Ok(()), |outside| outside.join(request.gid))?;
+    kernel
+        .change_membership(call.file, opcode::ATTACH_TO_MCG, number, request.gid)
+        .inspect_err(|_| kernel.leave_outside(request.gid))?;
     let (driver, _) = kernel.driver(call.file)?;
     driver.qps.entry(number).and_modify(|qp| qp.groups.push(membership));
     Ok(())
@@ -54,6 +59,7 @@ fn detach(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let qp = driver.qps.get_mut(&number).ok_or(Errno::INVAL)?;
     let at = qp.groups.iter().position(|group| *group == membership).ok_or(Errno::INVAL)?;
     qp.groups.remove(at);
+    kernel.leave_outside(request.gid);
     kernel.change_membership(call.file, opcode::DETACH_FROM_MCG, number, request.gid)
 }
 
@@ -72,11 +78,18 @@ impl Kernel {
         driver.execute(switch, &command.into_inner()).map(drop)
     }
 
+    fn leave_outside(&self, gid: [u8; 16]) {
+        if let Some(outside) = &self.transmitter {
+            outside.leave(gid);
+        }
+    }
+
     /// Ends the memberships of a queue pair that goes with its file, as `ib_uverbs_detach_umcast`.
     pub(super) fn leave_groups(&mut self, file: FileId, number: u32) {
         let Ok((driver, _)) = self.driver(file) else { return };
         let groups = driver.qps.get_mut(&number).map(|qp| std::mem::take(&mut qp.groups));
         for (gid, _) in groups.into_iter().flatten() {
+            self.leave_outside(gid);
             let _ = self.change_membership(file, opcode::DETACH_FROM_MCG, number, gid);
         }
     }

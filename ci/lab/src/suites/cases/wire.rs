@@ -152,6 +152,37 @@ fn connections() -> Vec<Case> {
     cases
 }
 
+/// A multicast group, in which rdma-core's program and ours are. soft-RoCE takes packets for the MAC of a group, and the
+/// kernel's connection manager joins it by IGMP; a device in a process joins it by a socket.
+fn multicast() -> Vec<Case> {
+    const JOINED: &str = "grep -qi 0407ffef /proc/net/igmp";
+    let send = "uverbs cm mckey -m 239.255.7.4 -s -b 10.1.0.2";
+    vec![
+        case(
+            "mckey::sends_to_theirs",
+            &format!(
+                "pair '{JOINED}' 'mckey -m 239.255.7.4 -b 10.1.0.1' \"$sim {send}\"\n\
+                 grep -q 'return status 0' server || fail 'it did not receive'"
+            ),
+        ),
+        // A sender of rdma-core's leaves before soft-RoCE has sent all: it is repeated until a message has come.
+        case(
+            "mckey::receives_from_theirs",
+            &format!(
+                "cat >/tmp/sender <<'end'\n\
+                 for _ in 1 2 3 4 5 6; do\n\
+                 mckey -m 239.255.7.4 -s -b 10.1.0.1 -C 1000 || exit\n\
+                 grep -q role server && exit\n\
+                 done\n\
+                 end\n\
+                 pair \"$there {JOINED}\" \"$sim uverbs cm mckey -m 239.255.7.4 -b 10.1.0.2 -C 1 --json\" \
+                 'sh /tmp/sender'\n\
+                 grep -q 'role.:.receiver.*messages.:1,.size.:100,' server || fail 'nothing came'"
+            ),
+        ),
+    ]
+}
+
 /// Parameters of `tc netem`, and how many packets soft-RoCE sends under them: it waits for a timeout of 67 ms whenever
 /// packets change places, as it does with soft-RoCE at the other end.
 const IMPAIRMENTS: [(&str, &str, u32); 4] = [
@@ -223,8 +254,8 @@ const PARTS: [&str; 8] =
     ["rc::", "uc::", "ud::", "srq::", "atomics::", "errors::", "mw::", "unsignaled::"];
 
 /// Tests among them of what only one of the two devices has: masks, regions without memory, atomic writes, flushes,
-/// SQD, and doorbells by `write(2)`; and of XRC, whose names end like those of RC. A device over UDP is in no multicast
-/// group.
+/// SQD, and doorbells by `write(2)`; and of XRC, whose names end like those of RC. A test that attaches a queue pair to a
+/// group has no host join it, which soft-RoCE's needs: `mckey` has `rdma_cm` do that.
 const NOT_OF_BOTH: &str = "--skip masked --skip atomic_write --skip null_region --skip flush_of --skip multicast_ \
                            --skip dropped_address_handle --skip after_a_change_of_credentials --skip xrc::";
 
@@ -246,6 +277,7 @@ fn suite(side: &str, part: &str) -> Case {
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = pingpongs();
     cases.extend(connections());
+    cases.extend(multicast());
     cases.extend(impaired());
     cases.extend(["a", "b"].iter().flat_map(|side| PARTS.map(|part| suite(side, part))));
     cases
