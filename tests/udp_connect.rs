@@ -311,6 +311,152 @@ fn a_datagram_service_tells_its_queue_pair() -> Result<()> {
     Ok(())
 }
 
+/// Bytes of which none is 0, so that the zeros behind them tell their end.
+fn data(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 % 255) as u8 + 1).collect()
+}
+
+/// Checks that a message brought these bytes, with zeros up to its limit.
+fn brought(heard: &[u8], sent: &[u8], limit: usize) {
+    let mut whole = sent.to_vec();
+    whole.resize(limit, 0);
+    assert_eq!(heard, whole);
+}
+
+/// The lengths to try of a message with this limit.
+fn lengths(limit: usize) -> [usize; 4] {
+    [0, 1, limit - 1, limit]
+}
+
+/// An error that says the limit.
+fn says(error: &uverbs::Error, limit: usize) {
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    assert!(error.message().contains(&format!("at most {limit}")), "{error}");
+}
+
+/// Asks for a connection, and returns the asker's queue pair with the request that came.
+fn asked(
+    (a, to): (&Node, SocketAddr),
+    listener: &Listener,
+    param: &ConnectParam,
+) -> Result<(Side, uverbs::cm::Connecting, uverbs::cm::ConnectRequest)> {
+    let route = route(a, to, PortSpace::TCP, QpType::RC)?;
+    let side = Side::new(&a.context, QpType::RC)?;
+    route.init_qp(&side.qp)?;
+    let connecting = route.connect(&side.qp, param)?;
+    let request = listener.next_request(Some(LIMIT))?.ok_or("no request came")?;
+    Ok((side, connecting, request))
+}
+
+fn route(
+    node: &Node,
+    to: SocketAddr,
+    space: PortSpace,
+    kind: QpType,
+) -> Result<uverbs::cm::RouteResolved> {
+    let id = node.channel.create_id(space, kind)?;
+    let resolved = done(id.resolve_addr(None, to, LIMIT)?.wait(Some(LIMIT))?)?;
+    done(resolved.resolve_route(LIMIT)?.wait(Some(LIMIT))?)
+}
+
+#[test]
+fn a_request_brings_up_to_56_bytes() -> Result<()> {
+    let (a, b) = (Node::new(address())?, Node::new(address())?);
+    let listener = b.listen()?;
+    let to = listener.local_addr()?;
+    for len in lengths(56) {
+        let param = ConnectParam::new().private_data(&data(len));
+        let (_side, _connecting, request) = asked((&a, to), &listener, &param)?;
+        brought(request.private_data(), &data(len), 56);
+    }
+    let much = ConnectParam::new().private_data(&data(57));
+    let route = route(&a, to, PortSpace::TCP, QpType::RC)?;
+    let side = Side::new(&a.context, QpType::RC)?;
+    says(&route.connect(&side.qp, &much).unwrap_err(), 56);
+    Ok(())
+}
+
+#[test]
+fn a_reply_brings_up_to_196_bytes() -> Result<()> {
+    let (a, b) = (Node::new(address())?, Node::new(address())?);
+    let listener = b.listen()?;
+    let to = listener.local_addr()?;
+    for len in lengths(196) {
+        let (_side, connecting, request) = asked((&a, to), &listener, &ConnectParam::new())?;
+        let side = Side::new(&b.context, QpType::RC)?;
+        let param = ConnectParam::new().private_data(&data(len));
+        let accepting = request.accept(&side.qp, &param)?;
+        let connection = done(connecting.wait(Some(LIMIT))?)?;
+        brought(connection.private_data(), &data(len), 196);
+        done(accepting.wait(Some(LIMIT))?)?;
+    }
+    let (_side, connecting, request) = asked((&a, to), &listener, &ConnectParam::new())?;
+    let side = Side::new(&b.context, QpType::RC)?;
+    let much = ConnectParam::new().private_data(&data(197));
+    says(&request.accept(&side.qp, &much).unwrap_err(), 196);
+    // The request is gone, and its sender is told.
+    let error = connecting.wait(Some(LIMIT)).unwrap_err();
+    let reason = error.rejection().and_then(|rejection| rejection.reason());
+    assert_eq!(reason, Some(RejectReason::CONSUMER_DEFINED), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_rejection_brings_up_to_148_bytes() -> Result<()> {
+    let (a, b) = (Node::new(address())?, Node::new(address())?);
+    let listener = b.listen()?;
+    let to = listener.local_addr()?;
+    for len in lengths(148) {
+        let (_side, connecting, request) = asked((&a, to), &listener, &ConnectParam::new())?;
+        request.reject(&data(len))?;
+        let error = connecting.wait(Some(LIMIT)).unwrap_err();
+        let rejection = error.rejection().ok_or("no rejection")?;
+        brought(rejection.private_data(), &data(len), 148);
+    }
+    let (_side, connecting, request) = asked((&a, to), &listener, &ConnectParam::new())?;
+    says(&request.reject(&data(149)).unwrap_err(), 148);
+    let error = connecting.wait(Some(LIMIT)).unwrap_err();
+    assert_eq!(error.errno(), Errno::CONNREFUSED, "{error}");
+    Ok(())
+}
+
+/// SIDR_REQ and SIDR_REP.
+#[test]
+fn a_query_of_a_datagram_service_brings_up_to_180_bytes_and_its_answer_136() -> Result<()> {
+    let (a, b) = (Node::new(address())?, Node::new(address())?);
+    let at = SocketAddr::new(b.at.ip(), 0);
+    let service = b.channel.create_id(PortSpace::UDP, QpType::UD)?.bind(at)?.listen(4)?;
+    let to = service.local_addr()?;
+    let (side, here) = (Side::new(&a.context, QpType::UD)?, Side::new(&b.context, QpType::UD)?);
+    let with = |len: usize| ConnectParam::new().private_data(&data(len));
+    let route = || route(&a, to, PortSpace::UDP, QpType::UD);
+    let asked = |len: usize| -> Result<_> {
+        let side = Side::new(&a.context, QpType::UD)?;
+        let connecting = route()?.connect_datagrams(&side.qp, &with(len))?;
+        let request = service.next_request(Some(LIMIT))?.ok_or("no request came")?;
+        Ok((side, connecting, request))
+    };
+    for (query, answer) in lengths(180).into_iter().zip(lengths(136)) {
+        let (_side, connecting, request) = asked(query)?;
+        brought(request.private_data(), &data(query), 180);
+        request.accept_datagrams(&here.qp, &with(answer))?;
+        let peer = done(connecting.wait(Some(LIMIT))?)?;
+        brought(peer.private_data(), &data(answer), 136);
+    }
+    says(&route()?.connect_datagrams(&side.qp, &with(181)).unwrap_err(), 180);
+    for accepts in [true, false] {
+        let (_side, connecting, request) = asked(0)?;
+        let refused = match accepts {
+            true => request.accept_datagrams(&here.qp, &with(137)),
+            false => request.reject(&data(137)),
+        };
+        says(&refused.unwrap_err(), 136);
+        let error = connecting.wait(Some(LIMIT)).unwrap_err();
+        assert_eq!(error.errno(), Errno::CONNREFUSED, "{error}");
+    }
+    Ok(())
+}
+
 #[cfg(feature = "tokio")]
 #[test]
 fn futures_connect_over_the_socket() -> Result<()> {

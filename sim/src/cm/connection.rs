@@ -22,6 +22,7 @@
 //! | message | state | answer |
 //! |---|---|---|
 //! | REQ | ReqReceived | MRA: the program takes its time |
+//! | REQ | RepSent | REP; the kernel drops it |
 //! | REQ | TimeWait | REJ, stale connection |
 //! | REP | RepReceived | MRA |
 //! | REP | Established | RTU |
@@ -33,6 +34,10 @@ use super::message::{About, Body, Gid, Message, PrivateData, Service, Side, Term
 
 /// Retries of a message: `CMA_MAX_CM_RETRIES`.
 pub(super) const RETRIES: u8 = 15;
+/// Retries of a message to a peer that has only sent a request, perhaps in the name of somebody else: who can send one
+/// has four messages go to that address, and no more. A peer that is there answers one, or sends its request again, and
+/// each is answered.
+pub(super) const UNPROVEN_RETRIES: u8 = 3;
 /// Time until a peer answers: `CMA_CM_RESPONSE_TIMEOUT`.
 const RESPONSE_TIMEOUT: u8 = 20;
 /// Time that a packet is under way: `CMA_IBOE_PACKET_LIFETIME`.
@@ -136,6 +141,8 @@ pub(crate) struct Connection {
     /// Nanoseconds between two of our messages, and how often one is sent again.
     interval: u64,
     retries: u8,
+    /// Whether the peer is at its address: this side chose it, or the peer has told our number.
+    is_proven: bool,
     pending: Option<Pending>,
     due: Option<u64>,
 }
@@ -168,6 +175,7 @@ impl Connection {
             transaction: local.into(),
             interval: REQUEST_INTERVAL,
             retries: RETRIES,
+            is_proven: true,
             pending: None,
             due: None,
         }
@@ -197,6 +205,7 @@ impl Connection {
             transaction: request.transaction,
             interval: peers_nanoseconds(terms.response_timeout),
             retries: terms.retries,
+            is_proven: false,
             ..Connection::new((local, psn), request.to, request.from, transport)
         }
     }
@@ -216,7 +225,8 @@ impl Connection {
     fn ask(&mut self, now: u64, body: Body, output: &mut Output) {
         let message = self.message(body);
         output.messages.push(message.clone());
-        let (left, interval) = (self.retries, self.interval);
+        let most = if self.is_proven { u8::MAX } else { UNPROVEN_RETRIES };
+        let (left, interval) = (self.retries.min(most), self.interval);
         self.pending = Some(Pending { message, left, interval, is_extended: false });
         self.due = Some(now + interval);
     }
@@ -334,9 +344,18 @@ impl Connection {
     /// Takes a message of the peer.
     pub(crate) fn handle(&mut self, now: u64, message: &Message) -> Output {
         let mut output = Output::default();
+        if !matches!(message.body, Body::Req { .. }) && !self.is_proven {
+            self.is_proven = true;
+            let spared = self.retries.saturating_sub(UNPROVEN_RETRIES);
+            self.pending.iter_mut().for_each(|pending| pending.left += spared);
+        }
         match (&message.body, self.state) {
             // A duplicate: the program has not answered the first one.
             (Body::Req { .. }, State::ReqReceived) => self.put_off(About::Req, &mut output),
+            // The reply was lost, or crosses it.
+            (Body::Req { .. }, State::RepSent) => {
+                output.messages.extend(self.pending.as_ref().map(|reply| reply.message.clone()));
+            }
             (Body::Req { .. }, State::TimeWait) => {
                 let (about, reason) = (About::Req, REJ_STALE_CONN);
                 let refusal = Body::Rej { about, reason, private_data: Vec::new() };
@@ -498,6 +517,54 @@ mod tests {
             }
         }
         assert_eq!((sent, active.state, active.deadline()), (16, State::Closed, None));
+    }
+
+    /// Messages of a connection until it gives up, each time that one is due.
+    fn sent_until_the_end(connection: &mut Connection) -> usize {
+        let mut sent = 0;
+        while let Some(due) = connection.deadline() {
+            sent += connection.timeout(due).messages.len();
+        }
+        sent
+    }
+
+    #[test]
+    fn a_peer_that_only_asked_is_sent_four_messages() {
+        let (_, mut passive) = ends();
+        let reply = passive.accept(0, Side::default()).unwrap();
+        assert_eq!((reply.messages.len(), sent_until_the_end(&mut passive)), (1, 3));
+        assert_eq!(passive.state, State::Closed);
+        // A program that gives the connection up asks no more often for its end.
+        let (_, mut passive) = ends();
+        passive.accept(0, Side::default()).unwrap();
+        assert_eq!(passive.disconnect(0).unwrap().messages.len(), 1);
+        assert_eq!(sent_until_the_end(&mut passive), 3);
+        // A peer may ask for fewer.
+        let (_, mut passive) = ends();
+        passive.retries = 1;
+        passive.accept(0, Side::default()).unwrap();
+        assert_eq!(sent_until_the_end(&mut passive), 1);
+    }
+
+    #[test]
+    fn a_peer_that_has_told_our_number_gets_all_retries() {
+        let (_, mut passive) = ends();
+        let reply = passive.accept(0, Side::default()).unwrap();
+        let mra = Body::Mra { about: About::Rep, timeout: 18 };
+        passive.handle(0, &Message { body: mra, ..reply.messages[0].clone() });
+        assert_eq!(sent_until_the_end(&mut passive), RETRIES.into());
+    }
+
+    #[test]
+    fn a_request_that_comes_again_is_answered_with_one_reply() {
+        let (mut active, mut passive) = ends();
+        let reply = passive.accept(0, Side { qpn: 6, ..Side::default() }).unwrap();
+        for _ in 0..100 {
+            let again = active.pending.as_ref().unwrap().message.clone();
+            assert_eq!(passive.handle(0, &again).messages, reply.messages);
+        }
+        assert_eq!(sent_until_the_end(&mut passive), 3);
+        assert!(matches!(active.handle(0, &reply.messages[0]).reports[..], [Report::Response(_)]));
     }
 
     #[test]

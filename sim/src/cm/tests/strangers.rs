@@ -9,6 +9,7 @@ use crate::driver::Driver;
 use crate::faults::Rates;
 use crate::interface::Interface;
 use crate::kernel::Kernel;
+use rustix::io::Errno;
 use std::net::IpAddr;
 use uverbs_connectx::options::Options;
 use uverbs_roce::cm::MAD;
@@ -167,6 +168,42 @@ fn a_flood_of_requests_takes_no_more_than_the_backlog() {
     assert_eq!((manager.ids.len(), manager.connections.len()), (0, (0, 0)));
     // Each that waited is told.
     assert_eq!(host.answers().len() as u32, 2 * BACKLOG);
+}
+
+/// Of the library one learns that before; another program asks the kernel.
+#[test]
+fn private_data_beyond_its_message_is_refused() {
+    let mut host = Host::new();
+    host.listen(SERVICE.space, id::RC, 4);
+    host.listen(SPACE_UDP, id::UD, 4);
+    let mut requests = 0..;
+    let mut asked = |host: &mut Host, message: fn(u32) -> Message| {
+        host.receive((A, B), &bytes(&message(requests.next().unwrap()))).unwrap();
+        *host.manager().ids.keys().max().unwrap()
+    };
+    let connects: fn(u32) -> Message = |number| request(5 + number, 3);
+    let queries: fn(u32) -> Message = |number| query(5 + number);
+    for (message, most) in [(connects, 196), (queries, 136)] {
+        let number = asked(&mut host, message);
+        let much = Some((side(9, &vec![1; most + 1]), 0));
+        assert_eq!(host.manager().accept(0, number, 1, much), Err(Errno::INVAL), "{most}");
+        let answers = host.answers();
+        let [Message { body, .. }] = &answers[..] else { panic!("{answers:?}") };
+        let refused =
+            matches!(body, Body::Rej { reason: 28, .. } | Body::SidrRep { status: 2, .. });
+        assert!(refused, "{body:?}");
+    }
+    for (message, most) in [(connects, 148), (queries, 136)] {
+        let number = asked(&mut host, message);
+        let mut reject = |len| host.manager().reject(number, 28, vec![1; len]);
+        assert_eq!((reject(most + 1), reject(most)), (Err(Errno::INVAL), Ok(())), "{most}");
+        let answers = host.answers();
+        let [Message { body, .. }] = &answers[..] else { panic!("{answers:?}") };
+        let (Body::Rej { private_data, .. } | Body::SidrRep { private_data, .. }) = body else {
+            panic!("{body:?}")
+        };
+        assert_eq!(*private_data, vec![1; most]);
+    }
 }
 
 #[test]
