@@ -814,6 +814,34 @@ fn a_datagram_to_a_group_of_ipv6_reaches_its_member() -> Result<()> {
         assert_eq!((b.counters().received, b.counters().dropped()), (1, 0));
         Ok(())
     };
+    in_a_namespace(play)
+}
+
+/// The device has an address of the loopback interface, and the host is in its group at another one, too.
+#[test]
+fn a_group_of_loopback_hears_no_other_interface() -> Result<()> {
+    in_a_namespace(|| {
+        let (group, at) = (Ipv4Addr::new(239, 1, 2, 3), SocketAddr::from(([127, 0, 0, 2], PORT)));
+        let mut side = datagrams(at, 1)?;
+        let _membership = side.qp.attach_mcast(group.into(), 0)?;
+        let near = Ipv4Addr::new(10, 9, 9, 1);
+        let other = UdpSocket::bind((group, 0))?;
+        other.join_multicast_v4(&group, &near)?;
+        let deth = [&QKEY.0.to_be_bytes()[..], &9u32.to_be_bytes(), &[3; 64]].concat();
+        let datagram = packet(UD_SEND_ONLY, 0xffff, 0xff_ffff, 0, &deth);
+        let to = SocketAddr::new(group.into(), PORT);
+        Stranger::at((near, 0).into())?.send(&datagram, 0, to)?;
+        Stranger::at(([127, 0, 0, 3], 0).into())?.send(&datagram, 0, to)?;
+        assert_eq!(side.wait()?.1, WcStatus::SUCCESS);
+        assert_eq!(side.bytes(ROOM + 32, 4)?, [127, 0, 0, 3]);
+        assert_eq!((side.counters().received, side.counters().dropped()), (1, 0));
+        Ok(())
+    })
+}
+
+/// Runs in a network namespace of the thread's own, which has loopback and an interface with these addresses, if this
+/// process may make one.
+fn in_a_namespace(play: impl FnOnce() -> Result<()> + Send) -> Result<()> {
     std::thread::scope(|scope| {
         let played = scope.spawn(|| {
             if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).is_err() {
@@ -824,6 +852,7 @@ fn a_datagram_to_a_group_of_ipv6_reaches_its_member() -> Result<()> {
                 "link add near type veth peer name far",
                 "link set far up",
                 "link set near up",
+                "address add 10.9.9.1/24 dev near",
                 "-6 address add fd00::1/64 dev near nodad",
                 "-6 address add fd00::2/64 dev near nodad",
             ] {
