@@ -797,8 +797,8 @@ fn a_group_of_ipv6_is_joined_at_the_interface_of_the_address_and_left() -> Resul
     Ok(())
 }
 
-/// Linux delivers no datagram to a group of IPv6 over a loopback interface: root gets another one, in a namespace of the
-/// thread's own.
+/// Linux delivers no datagram to a group of IPv6 over a loopback interface: root gets another one, in a namespace of
+/// the thread's own.
 #[test]
 fn a_datagram_to_a_group_of_ipv6_reaches_its_member() -> Result<()> {
     let play = || -> Result<()> {

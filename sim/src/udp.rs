@@ -70,8 +70,8 @@ pub struct UdpCounters {
     pub received: u64,
     /// Shorter or longer than any packet.
     pub length: u64,
-    /// From an address that no peer has: this device's, one of a group, or port 0. What this device sends to a group that
-    /// it is in comes back so, too; its members have got it by then.
+    /// From an address that no peer has: this device's, one of a group, or port 0. What this device sends to a group
+    /// that it is in comes back so, too; its members have got it by then.
     pub address: u64,
     /// With a wrong ICRC.
     pub icrc: u64,

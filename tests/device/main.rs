@@ -1,11 +1,11 @@
 //! The device suite: tests of the library's promises on any RDMA device.
 //!
 //! One binary. `UVERBS_TEST_DEVICE` names the device. Without it the suite runs on a fabric of two devices in its own
-//! process, and never by accident on a machine that works with its devices. `UVERBS_TEST_PORT` chooses a port, else the
-//! first active one is tested, and `UVERBS_TEST_SECOND_DEVICE` names a device at the other end of the cable. The first
-//! lines of a run describe these choices. With `UVERBS_TEST_WIRE` one side of each pair is a device in this process,
-//! over UDP (`env.rs`). A fault that would make every test fail ends the run there. Tests whose names begin with `udp::`
-//! are those with two processes once more, each with a device over UDP of its own (`udp.rs`).
+//! process, and never by accident on a machine that works with its devices. `UVERBS_TEST_PORT` chooses a port, else
+//! the first active one is tested, and `UVERBS_TEST_SECOND_DEVICE` names a device at the other end of the cable. The
+//! first lines of a run describe these choices. With `UVERBS_TEST_WIRE` one side of each pair is a device in this
+//! process, over UDP (`env.rs`). A fault that would make every test fail ends the run there. Tests whose names begin
+//! with `udp::` are those with two processes once more, each with a device over UDP of its own (`udp.rs`).
 //!
 //! Tests whose names begin with `root::` change links and namespaces; they run as root in the lab only. With
 //! `UVERBS_TEST_ALONE` tests take all of shared resources. `UVERBS_TEST_JUNIT` names a file for the results.

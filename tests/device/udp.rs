@@ -1,5 +1,5 @@
-//! Tests with two processes, each of which has a device and a kernel of its own: `UVERBS_SIM=udp:ADDRESS`, with an address
-//! of 127.0.0.0/8 for each.
+//! Tests with two processes, each of which has a device and a kernel of its own: `UVERBS_SIM=udp:ADDRESS`, with an
+//! address of 127.0.0.0/8 for each.
 //!
 //! On the fabric these tests skip, because no other process has its devices. Here each runs in a process that this
 //! program starts, and the second process of the test (`helper.rs`, `partner.rs`) gets another address. A skip there is
@@ -40,8 +40,8 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("fork::", "a child of `fork` has no thread that runs the device"),
     (
         "cm::killed::",
-        "the processes are forked, and a kernel that outlives a process says goodbye for it; `tests/udp_connect.rs` kills \
-         either side of a connection",
+        "the processes are forked, and a kernel that outlives a process says goodbye for it; `tests/udp_connect.rs` \
+         kills either side of a connection",
     ),
     ("share::", "the processes share the objects of one kernel by its files"),
     ("sharing::", "the processes share the objects of one kernel by its files"),

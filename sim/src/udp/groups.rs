@@ -1,8 +1,8 @@
 //! Multicast groups of a device over UDP.
 //!
-//! Pairs with `rxe_mcast.c`: there an interface takes frames for the MAC of a group, here a socket is in the IP group. A
-//! socket that is bound to the address of a port gets no datagrams of groups, so that each group has a socket of its own,
-//! which is bound to the group's address. Several processes bind it, each for its own device.
+//! Pairs with `rxe_mcast.c`: there an interface takes frames for the MAC of a group, here a socket is in the IP group.
+//! A socket that is bound to the address of a port gets no datagrams of groups, so that each group has a socket of its
+//! own, which is bound to the group's address. Several processes bind it, each for its own device.
 //!
 //! ```text
 //! attach_mcast ─▶ Groups::join ─▶ socket, bound to GROUP:PORT, in the group at the device's interface

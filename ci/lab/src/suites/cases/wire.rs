@@ -152,8 +152,8 @@ fn connections() -> Vec<Case> {
     cases
 }
 
-/// A multicast group, in which rdma-core's program and ours are. soft-RoCE takes packets for the MAC of a group, and the
-/// kernel's connection manager joins it by IGMP; a device in a process joins it by a socket.
+/// A multicast group, in which rdma-core's program and ours are. soft-RoCE takes packets for the MAC of a group, and
+/// the kernel's connection manager joins it by IGMP; a device in a process joins it by a socket.
 fn multicast() -> Vec<Case> {
     const JOINED: &str = "grep -qi 0407ffef /proc/net/igmp";
     let send = "uverbs cm mckey -m 239.255.7.4 -s -b 10.1.0.2";
@@ -254,8 +254,8 @@ const PARTS: [&str; 8] =
     ["rc::", "uc::", "ud::", "srq::", "atomics::", "errors::", "mw::", "unsignaled::"];
 
 /// Tests among them of what only one of the two devices has: masks, regions without memory, atomic writes, flushes,
-/// SQD, and doorbells by `write(2)`; and of XRC, whose names end like those of RC. A test that attaches a queue pair to a
-/// group has no host join it, which soft-RoCE's needs: `mckey` has `rdma_cm` do that.
+/// SQD, and doorbells by `write(2)`; and of XRC, whose names end like those of RC. A test that attaches a queue pair
+/// to a group has no host join it, which soft-RoCE's needs: `mckey` has `rdma_cm` do that.
 const NOT_OF_BOTH: &str = "--skip masked --skip atomic_write --skip null_region --skip flush_of --skip multicast_ \
                            --skip dropped_address_handle --skip after_a_change_of_credentials --skip xrc::";
 
