@@ -1,7 +1,8 @@
 //! Event files: completion channels and the files of asynchronous events.
 //!
 //! Pairs with `ib_uverbs_event_file_ops` in `core/uverbs_main.c`. A file is a pair of sockets: the kernel has
-//! one end, the program the other. A record that the socket has no room for waits here.
+//! one end, the program the other. A record that the socket has no room for waits here. So does one that is reported by
+//! a thread which holds events until the kernel's lock is free: the program that it wakes needs that lock next.
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -44,36 +45,70 @@ struct Ends {
     width: usize,
     /// Bytes of each record that the socket took, if they differ; the program has read some of the first ones.
     taken: VecDeque<usize>,
-    /// Set when a record waits.
-    crowded: Crowded,
+    delivery: Arc<Delivery>,
 }
 
-/// Whether a record of any file waits for room.
-pub(crate) type Crowded = Arc<AtomicBool>;
+/// The records of all event files of a kernel that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Delivery {
+    /// Whether a record waits for room.
+    crowded: AtomicBool,
+    /// Whether records are held. Changed under the kernel's lock.
+    holds: AtomicBool,
+    /// The files with held records.
+    held: Mutex<Vec<EventFile>>,
+}
+
+impl Delivery {
+    /// Whether a record of any file waits for room.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// All files are about to be flushed.
+    pub(crate) fn clear_crowded(&self) {
+        self.crowded.store(false, Ordering::Relaxed);
+    }
+
+    /// Holds records from now on, or no more: those that are held need a [`release`](Self::release).
+    pub(crate) fn hold(&self, holds: bool) {
+        self.holds.store(holds, Ordering::Relaxed);
+    }
+
+    /// Gives records that were held to the program. The caller does not have the kernel's lock.
+    pub(crate) fn release(&self) {
+        let held = std::mem::take(&mut *self.held());
+        held.iter().for_each(EventFile::flush);
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<EventFile>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl EventFile {
     /// A file with records of `width` bytes, and the program's end.
-    pub(crate) fn new(width: usize, crowded: Crowded) -> Result<(EventFile, OwnedFd), Errno> {
+    pub(crate) fn new(width: usize, delivery: Arc<Delivery>) -> Result<(EventFile, OwnedFd), Errno> {
         let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
-        EventFile::of(width, crowded, ours.into(), theirs.into())
+        EventFile::of(width, delivery, ours.into(), theirs.into())
     }
 
     /// A file with records of any length: each read takes one, and loses what it has no room for.
-    pub(crate) fn of_any_width(crowded: Crowded) -> Result<(EventFile, OwnedFd), Errno> {
+    pub(crate) fn of_any_width(delivery: Arc<Delivery>) -> Result<(EventFile, OwnedFd), Errno> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        EventFile::of(0, crowded, ours, theirs)
+        EventFile::of(0, delivery, ours, theirs)
     }
 
     fn of(
         width: usize,
-        crowded: Crowded,
+        delivery: Arc<Delivery>,
         ours: OwnedFd,
         theirs: OwnedFd,
     ) -> Result<(EventFile, OwnedFd), Errno> {
         let inode = inode(&theirs)?;
         let (waiting, taken) = (VecDeque::new(), VecDeque::new());
-        let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, taken, crowded };
+        let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, taken, delivery };
         Ok((EventFile(Arc::new(Mutex::new(ends))), theirs))
     }
 
@@ -128,6 +163,13 @@ impl EventFile {
     /// Queues a record.
     pub(crate) fn send(&self, record: &[u8]) {
         let mut ends = self.ends();
+        if ends.delivery.holds.load(Ordering::Relaxed) {
+            if ends.waiting.is_empty() {
+                ends.delivery.held().push(self.clone());
+            }
+            ends.waiting.push_back(record.to_vec());
+            return;
+        }
         if ends.waiting.is_empty() && ends.put(record) != Err(Errno::AGAIN) {
             return;
         }
@@ -190,7 +232,7 @@ impl Ends {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => {
                     self.waiting.push_front(record);
-                    return self.crowded.store(true, Ordering::Relaxed);
+                    return self.delivery.crowded.store(true, Ordering::Relaxed);
                 }
                 Err(_) => self.waiting.clear(),
             }
@@ -219,10 +261,10 @@ mod tests {
     #[cfg_attr(miri, ignore = "its sockets take any number of records")]
     fn records_beyond_the_room_of_the_socket_wait_and_none_is_lost() {
         const RECORDS: u64 = 5000;
-        let crowded = Crowded::default();
-        let (file, theirs) = EventFile::new(8, crowded.clone()).unwrap();
+        let delivery = Arc::new(Delivery::default());
+        let (file, theirs) = EventFile::new(8, delivery.clone()).unwrap();
         (0..RECORDS).for_each(|record| file.send(&record.to_ne_bytes()));
-        assert!(crowded.load(Ordering::Relaxed), "the socket took them all");
+        assert!(delivery.is_crowded(), "the socket took them all");
         for record in 0..RECORDS {
             let found = received(&theirs).or_else(|| {
                 file.flush();
@@ -237,7 +279,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "its sockets do not tell how much is unread")]
     fn unread_records_are_counted_in_the_socket_and_where_they_wait() {
         const RECORDS: usize = 300;
-        let (file, theirs) = EventFile::of_any_width(Crowded::default()).unwrap();
+        let (file, theirs) = EventFile::of_any_width(Arc::default()).unwrap();
         let mut left: usize = (1..=RECORDS).sum();
         for length in 1..=RECORDS {
             file.send(&vec![0; 8 + length]);
@@ -257,8 +299,28 @@ mod tests {
     }
 
     #[test]
+    fn held_records_wait_in_order_until_they_are_released() {
+        let delivery = Arc::new(Delivery::default());
+        let (file, theirs) = EventFile::new(8, delivery.clone()).unwrap();
+        let send = |record: u64| file.send(&record.to_ne_bytes());
+        delivery.hold(true);
+        [1, 2, 3].into_iter().for_each(send);
+        assert_eq!(received(&theirs), None);
+        // An object that is destroyed takes its records with it.
+        file.attach(theirs.try_clone().ok());
+        file.detach(|record| record == 2u64.to_ne_bytes());
+        delivery.hold(false);
+        // Another thread reports before the first one has released its records.
+        send(4);
+        delivery.release();
+        assert_eq!([(); 3].map(|()| received(&theirs)), [Some(1), Some(3), Some(4)]);
+        assert_eq!(received(&theirs), None);
+        assert!(!delivery.is_crowded() && delivery.held().is_empty());
+    }
+
+    #[test]
     fn queued_records_of_a_destroyed_object_are_taken_back() {
-        let (file, theirs) = EventFile::new(8, Crowded::default()).unwrap();
+        let (file, theirs) = EventFile::new(8, Arc::default()).unwrap();
         file.attach(theirs.try_clone().ok());
         file.attach(None);
         [1u64, 2, 1, 3].iter().for_each(|record| file.send(&record.to_ne_bytes()));

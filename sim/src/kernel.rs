@@ -46,7 +46,7 @@ use crate::driver::{
     Driver, IB_EVENT_DEVICE_FATAL, IB_EVENT_PORT_ACTIVE, IB_EVENT_PORT_ERR, OpenerId, Reports,
     report, set_uid,
 };
-use crate::events::{Crowded, EventFile, Inode, inode, is_hung_up};
+use crate::events::{Delivery, EventFile, Inode, inode, is_hung_up};
 use crate::faults::{Rates, Verb};
 use crate::history::{self, History};
 use crate::memory::{DmaBuf, Lent, Pinned, User};
@@ -57,7 +57,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use uverbs_connectx::decisions::Decisions;
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::function::Function;
@@ -342,7 +342,7 @@ pub(crate) struct Kernel {
     /// Bits of an address in a page of this machine: a division in each doorbell would take as long as 40 instructions.
     page_bits: u32,
     pinned: Pinned,
-    crowded: Crowded,
+    pub(crate) delivery: Arc<Delivery>,
     /// The socket to peers outside of the process.
     pub(crate) transmitter: Option<Transmitter>,
 }
@@ -364,7 +364,7 @@ impl Kernel {
             next_file: 1,
             page_bits: rustix::param::page_size().trailing_zeros(),
             pinned: Pinned::default(),
-            crowded: Crowded::default(),
+            delivery: Arc::default(),
             transmitter: None,
         }
     }
@@ -968,11 +968,11 @@ impl Kernel {
 
     /// Adds an event file with records of `width` bytes, or of any length if it is 0.
     pub(crate) fn add_events(&mut self, file: FileId, width: usize) -> Result<OwnedFd> {
-        let crowded = self.crowded.clone();
+        let delivery = self.delivery.clone();
         let file = self.file_mut(file)?;
         let (ours, theirs) = match width {
-            0 => EventFile::of_any_width(crowded)?,
-            _ => EventFile::new(width, crowded)?,
+            0 => EventFile::of_any_width(delivery)?,
+            _ => EventFile::new(width, delivery)?,
         };
         file.events.push(ours);
         Ok(theirs)
@@ -1065,7 +1065,7 @@ impl Kernel {
             }
         }
         if self.is_crowded() {
-            self.crowded.store(false, Ordering::Relaxed);
+            self.delivery.clear_crowded();
             self.files.values().flat_map(|file| &file.events).for_each(EventFile::flush);
         }
         worked
@@ -1134,7 +1134,7 @@ impl Kernel {
 
     /// Whether a record waits for room in an event file: the program makes room without a call.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.crowded.load(Ordering::Relaxed)
+        self.delivery.is_crowded()
     }
 }
 

@@ -108,6 +108,17 @@ impl Core {
         kernel.deadline().into_iter().chain(look_again).min().unwrap_or(NEVER)
     }
 
+    /// Chooses when the thread runs again: not later than it did before, although each ACK moves the timer of its queue
+    /// pair back, so that the next request need not wake the thread for an earlier one.
+    fn arm(&self, kernel: &Kernel) -> u64 {
+        let now = self.elapsed();
+        let before = self.armed.load(Ordering::Relaxed);
+        let due = self.due(kernel, now);
+        let due = if before > now { due.min(before) } else { due };
+        self.armed.store(due, Ordering::Relaxed);
+        due
+    }
+
     /// Handles datagrams that come from outside, and runs the world when it is due, until the world is over.
     fn receive(&self, wire: Arc<Wire>) {
         let mut receiver = Receiver::new(wire.clone());
@@ -118,20 +129,25 @@ impl Core {
             batches = if more { batches + 1 } else { 0 };
             // ACKs that are there count before timeouts, unless there is no end of them.
             let holds_timers = more && batches % MOST_BATCHES != 0;
-            let (due, blocked) = {
+            let (due, blocked, delivery) = {
                 // Their ICRCs are checked before others have to wait.
                 let datagrams: Vec<_> =
                     receiver.datagrams().chain(of_groups.datagrams(wire.groups())).collect();
                 let Ok(mut kernel) = self.kernel() else { return };
                 let now = self.elapsed();
+                kernel.delivery.hold(true);
                 datagrams.iter().for_each(|datagram| kernel.receive(now, datagram));
                 kernel.switch.hold_timers(holds_timers);
                 kernel.run(self.elapsed());
-                let (due, blocked) = (self.due(&kernel, self.elapsed()), kernel.is_blocked());
-                self.armed.store(due, Ordering::Relaxed);
+                kernel.delivery.hold(false);
+                let blocked = kernel.is_blocked();
+                let due = self.arm(&kernel);
                 self.waits_for_room.store(blocked, Ordering::Relaxed);
-                (due, blocked)
+                (due, blocked, kernel.delivery.clone())
             };
+            // A program that wakes earlier finds the lock taken.
+            delivery.release();
+            let due = if delivery.is_crowded() { due.min(self.elapsed() + CROWDED) } else { due };
             if more {
                 // A caller that waits for the kernel's lock gets it.
                 std::thread::yield_now();
