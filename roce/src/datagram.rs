@@ -7,7 +7,7 @@
 //! |---|---|
 //! | version, lengths, protocol, addresses, ports | known to both sides |
 //! | IPv4 flags | *don't fragment*, which both RoCE and path MTU discovery ask for |
-//! | IPv4 identification | a sender has to send 0, as Linux does from a socket that is not connected; unknown to a receiver |
+//! | IPv4 identification | a sender has to send 0, as Linux does from a socket that is not connected, and counts from there in datagrams that it cuts from a longer one; unknown to a receiver |
 //! | type of service, flow label, TTL, checksums | not covered: routers change them |
 //!
 //! [`open`] takes each identification for which the ICRC is right. So over IPv4 a damaged packet passes once in 65,536
@@ -15,7 +15,7 @@
 
 use crate::frame::NoPacket;
 use crate::headers::MAX_PACKET;
-use crate::icrc::{IpHeader, icrc, identification};
+use crate::icrc::{IpHeader, icrc, identification_between};
 use core::net::{IpAddr, SocketAddr};
 
 /// The most bytes of a datagram.
@@ -36,10 +36,10 @@ pub struct Ends {
     pub destination: SocketAddr,
 }
 
-/// The ICRC of a packet, which goes from BTH to padding, for a sender whose IPv4 identification is 0: the four bytes
-/// that follow it in the datagram. `None` if the addresses are of two families or the packet is longer than
+/// The ICRC of a packet, which goes from BTH to padding: the four bytes that follow it in the datagram. Over IPv4 it is
+/// sent with this identification. `None` if the addresses are of two families or the packet is longer than
 /// [`MAX_PACKET`].
-pub fn seal(ends: &Ends, packet: &[u8]) -> Option<[u8; 4]> {
+pub fn seal(ends: &Ends, identification: u16, packet: &[u8]) -> Option<[u8; 4]> {
     if packet.len() > MAX_PACKET {
         return None;
     }
@@ -53,6 +53,7 @@ pub fn seal(ends: &Ends, packet: &[u8]) -> Option<[u8; 4]> {
             let mut ip = [0; 20];
             ip[0] = 0x45;
             ip[2..4].copy_from_slice(&(20 + udp_length).to_be_bytes());
+            ip[4..6].copy_from_slice(&identification.to_be_bytes());
             // Don't fragment.
             ip[6] = 0x40;
             ip[9] = UDP;
@@ -73,23 +74,25 @@ pub fn seal(ends: &Ends, packet: &[u8]) -> Option<[u8; 4]> {
     }
 }
 
-/// The packet of a datagram, from BTH to padding.
+/// The packet of a datagram, from BTH to padding. `identification` is the likely one of IPv4: others take longer.
 ///
 /// # Errors
 ///
 /// It has none for a receiver.
-pub fn open<'a>(ends: &Ends, datagram: &'a [u8]) -> Result<&'a [u8], NoPacket> {
+pub fn open<'a>(
+    ends: &Ends,
+    identification: u16,
+    datagram: &'a [u8],
+) -> Result<&'a [u8], NoPacket> {
     let (packet, found) = datagram.split_last_chunk::<ICRC>().ok_or(NoPacket::Truncated)?;
     if packet.len() < SHORTEST {
         return Err(NoPacket::Truncated);
     }
-    let computed = seal(ends, packet).ok_or(NoPacket::Other)?;
-    let is_right = match ends.source {
-        SocketAddr::V4(_) => {
-            computed == *found || identification(computed, *found, packet.len()).is_some()
-        }
-        SocketAddr::V6(_) => computed == *found,
-    };
+    let computed = seal(ends, identification, packet).ok_or(NoPacket::Other)?;
+    // The difference of two identifications is that of their ICRCs.
+    let is_right = computed == *found
+        || ends.source.is_ipv4()
+            && identification_between(computed, *found, packet.len()).is_some();
     if is_right { Ok(packet) } else { Err(NoPacket::Icrc) }
 }
 
@@ -106,7 +109,7 @@ mod tests {
     /// A packet of so many bytes with its ICRC.
     fn datagram(ends: &Ends, len: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0..len).map(|at| (at * 7 + 4) as u8).collect();
-        let sum = seal(ends, &bytes).unwrap();
+        let sum = seal(ends, 0, &bytes).unwrap();
         bytes.extend_from_slice(&sum);
         bytes
     }
@@ -143,7 +146,10 @@ mod tests {
             0xe2, 0x89, 0x35, 0xd9, 0x0e, 0x9a, 0x95, 0x50, 0x54, 0x01, 0xbe, 0x88, 0x5e, 0x50, 0,
             0, 0x78, 0xf3, 0x53, 0xf3,
         ];
-        assert_eq!(open(&ends, &bytes), Ok(&bytes[..32]));
+        for expected in [0, 0x0478, 0xffff] {
+            assert_eq!(open(&ends, expected, &bytes), Ok(&bytes[..32]));
+        }
+        assert_eq!(seal(&ends, 0x0478, &bytes[..32]).as_ref(), bytes.last_chunk());
     }
 
     #[test]
@@ -153,26 +159,26 @@ mod tests {
         {
             let right = ends(source, destination);
             let bytes = datagram(&right, 60);
-            assert_eq!(open(&right, &bytes), Ok(&bytes[..60]));
+            assert_eq!(open(&right, 0, &bytes), Ok(&bytes[..60]));
             for bit in (0..bytes.len() * 8).filter(|bit| bit / 8 != 4) {
                 let mut bytes = bytes.clone();
                 bytes[bit / 8] ^= 1 << (bit % 8);
-                assert_eq!(open(&right, &bytes), Err(NoPacket::Icrc), "bit {bit}");
+                assert_eq!(open(&right, 0, &bytes), Err(NoPacket::Icrc), "bit {bit}");
             }
             let mut other = right;
             other.source.set_port(4790);
-            assert_eq!(open(&other, &bytes), Err(NoPacket::Icrc));
+            assert_eq!(open(&other, 0, &bytes), Err(NoPacket::Icrc));
             let mut other = right;
             other.destination.set_port(4790);
-            assert_eq!(open(&other, &bytes), Err(NoPacket::Icrc));
+            assert_eq!(open(&other, 0, &bytes), Err(NoPacket::Icrc));
             let swapped = Ends { source: right.destination, destination: right.source };
             // A CRC tells the order of words, where UDP's checksum does not.
-            assert_eq!(open(&swapped, &bytes), Err(NoPacket::Icrc));
+            assert_eq!(open(&swapped, 0, &bytes), Err(NoPacket::Icrc));
             for len in 0..16 {
-                assert_eq!(open(&right, &bytes[..len]), Err(NoPacket::Truncated));
+                assert_eq!(open(&right, 0, &bytes[..len]), Err(NoPacket::Truncated));
             }
         }
         let mixed = ends("10.0.0.1:4791", "[fd00::2]:4791");
-        assert_eq!(open(&mixed, &[0; 64]), Err(NoPacket::Other));
+        assert_eq!(open(&mixed, 0, &[0; 64]), Err(NoPacket::Other));
     }
 }

@@ -89,11 +89,15 @@ const UNDO: [u32; 17] = {
     undo
 };
 
-/// The IPv4 identification with which a packet of `packet` bytes has the ICRC `found` in place of `computed`, the one
-/// of identification 0; `None` if there is none: then another bit is wrong, too.
+/// The bits of the IPv4 identification that differ if a packet of `packet` bytes has the ICRC `found` in place of
+/// `computed`; `None` if there are none: then another bit is wrong, too.
 ///
 /// A CRC is linear: the difference of the two is that of the two bytes alone, with the zeros of everything behind them.
-pub(crate) fn identification(computed: [u8; 4], found: [u8; 4], packet: usize) -> Option<u16> {
+pub(crate) fn identification_between(
+    computed: [u8; 4],
+    found: [u8; 4],
+    packet: usize,
+) -> Option<u16> {
     /// From the identification on: that, the rest of the IP header, the UDP header.
     const FRONT: usize = 16 + 8;
     let mut difference = u32::from_le_bytes(computed) ^ u32::from_le_bytes(found);
@@ -170,13 +174,13 @@ mod tests {
             };
             let none = with(0);
             for id in [0, 1, 0x100, 0x478, 0x8000, 0xfffe, 0xffff] {
-                assert_eq!(identification(none, with(id), len), Some(id), "{len} bytes");
+                assert_eq!(identification_between(none, with(id), len), Some(id), "{len} bytes");
             }
             // Of random differences one in 65,536 is that of an identification.
             let mut word = 1u64;
             let passed = (0..10_000).filter(|_| {
                 word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                identification(none, ((word >> 32) as u32).to_le_bytes(), len).is_some()
+                identification_between(none, ((word >> 32) as u32).to_le_bytes(), len).is_some()
             });
             assert!(passed.count() < 4);
         }

@@ -88,7 +88,10 @@ impl Delivery {
 
 impl EventFile {
     /// A file with records of `width` bytes, and the program's end.
-    pub(crate) fn new(width: usize, delivery: Arc<Delivery>) -> Result<(EventFile, OwnedFd), Errno> {
+    pub(crate) fn new(
+        width: usize,
+        delivery: Arc<Delivery>,
+    ) -> Result<(EventFile, OwnedFd), Errno> {
         let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
         EventFile::of(width, delivery, ours.into(), theirs.into())
     }
@@ -108,7 +111,8 @@ impl EventFile {
     ) -> Result<(EventFile, OwnedFd), Errno> {
         let inode = inode(&theirs)?;
         let (waiting, taken) = (VecDeque::new(), VecDeque::new());
-        let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, taken, delivery };
+        let ends =
+            Ends { ours, inode, theirs: None, reporters: 0, waiting, width, taken, delivery };
         Ok((EventFile(Arc::new(Mutex::new(ends))), theirs))
     }
 

@@ -4,22 +4,28 @@
 //! every peer has the same UDP port.
 //!
 //! ```text
-//! thread that rings ─▶ Kernel::run ─▶ switch ─▶ Transmitter ─▶ sendmmsg ─▶ ─┐
-//!                                                                          socket
-//! thread uverbs-sim ◀─ poll: socket, alarm, timer; Receiver ◀─ recvmmsg ◀─ ─┘
+//! thread that rings ─▶ Kernel::run ─▶ switch ─▶ Transmitter ─▶ trains ─▶ sendmsg, sendmmsg ─┐
+//!                                                                                         socket
+//! thread uverbs-sim ◀─ poll: socket, alarm, timer; Receiver ◀─ segments ◀─ recvmmsg ◀─ ───┘
 //!        └─▶ ends, length, ICRC ─▶ Kernel::receive ─▶ switch: headers, queue pair, P_Key, source
 //! ```
 //!
 //! Datagrams for multicast groups come to sockets of their own (`udp/groups.rs`).
 //!
 //! The socket is not connected and sets *don't fragment*: then Linux sends IPv4 with identification 0, which the ICRC
-//! covers.
+//! covers, and counts from there in the datagrams of a [train].
+
+mod train;
 
 pub(crate) mod groups;
 
 use crate::fabric::FabricError;
 use groups::Groups;
-use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg};
+use nix::cmsg_space;
+use nix::sys::socket::sockopt::{UdpGroSegment, UdpGsoSegment};
+use nix::sys::socket::{
+    ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, recvmmsg, setsockopt,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -28,20 +34,18 @@ use rustix::net::sockopt::{
     set_ipv6_v6only, set_socket_recv_buffer_size, set_socket_recv_buffer_size_force,
     set_socket_send_buffer_size,
 };
-use rustix::net::{
-    AddressFamily, MMsgHdr, SendAncillaryBuffer, SendFlags, SocketAddrAny, SocketFlags, SocketType,
-    bind, sendmmsg, socket_with,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+use train::Train;
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::outside::{OUTGOING_BATCH, Outgoing, Unwelcome};
 use uverbs_roce::Mtu;
-use uverbs_roce::datagram::{Ends, MAX_DATAGRAM, open, seal};
+use uverbs_roce::datagram::{Ends, MAX_DATAGRAM, open};
 use uverbs_roce::frame::NoPacket;
 use uverbs_uapi::port::ib_mtu;
 
@@ -51,8 +55,10 @@ pub const ROCE_PORT: u16 = 4791;
 /// Bytes that the socket's buffers are asked to have. Without `CAP_NET_ADMIN` the receive buffer has at most
 /// `net.core.rmem_max`.
 const BUFFER: usize = 8 << 20;
-/// Datagrams that are received at once.
-const BATCH: usize = 32;
+/// Messages that are received at once.
+const BATCH: usize = 16;
+/// Bytes of a message: one datagram, or those that the system has put together.
+const MESSAGE: usize = 1 << 16;
 /// Bytes of the longest headers in front of a payload: `RXE_MAX_HDR_LENGTH`.
 const HEADERS: u32 = 80;
 
@@ -66,8 +72,12 @@ pub struct UdpCounters {
     pub sent: u64,
     /// Packets that were not: the system refused them, or more waited than there is room for.
     pub unsent: u64,
+    /// Those of `sent` that left as one message, which the system cuts.
+    pub segmented: u64,
     /// Datagrams that queue pairs took, or the connection manager.
     pub received: u64,
+    /// Datagrams, dropped ones as well, that came several in a message.
+    pub coalesced: u64,
     /// Shorter or longer than any packet.
     pub length: u64,
     /// From an address that no peer has: this device's, one of a group, or port 0. What this device sends to a group
@@ -135,6 +145,8 @@ pub(crate) struct Wire {
     at: SocketAddr,
     alarm: OwnedFd,
     groups: Groups,
+    /// Whether the kernel knows segmentation.
+    segments: bool,
 }
 
 impl fmt::Debug for Wire {
@@ -169,10 +181,13 @@ impl Wire {
             let _ = set_socket_recv_buffer_size(&socket, BUFFER);
         }
         let _ = set_socket_send_buffer_size(&socket, BUFFER);
+        // Datagrams come one by one where the kernel cannot give several.
+        let _ = setsockopt(&socket, UdpGroSegment, &true);
+        let segments = getsockopt(&socket, UdpGsoSegment).is_ok();
         bind(&socket, &at).map_err(refused)?;
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(refused)?;
         let groups = Groups::new(at, &socket).map_err(refused)?;
-        Ok(Wire { socket, at, alarm, groups })
+        Ok(Wire { socket, at, alarm, groups, segments })
     }
 
     /// The address of the socket.
@@ -277,14 +292,17 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     wire: Arc<Wire>,
-    /// Packets with their ICRCs, which the socket had no room for.
-    waiting: VecDeque<(Outgoing, [u8; 4])>,
+    /// Packets that the socket had no room for.
+    waiting: VecDeque<Train>,
+    /// Whether the system cuts messages into packets.
+    segments: bool,
     counters: UdpCounters,
 }
 
 impl Transmitter {
     pub(crate) fn new(wire: Arc<Wire>) -> Transmitter {
-        Transmitter { wire, waiting: VecDeque::new(), counters: UdpCounters::default() }
+        let segments = wire.segments;
+        Transmitter { wire, waiting: VecDeque::new(), segments, counters: UdpCounters::default() }
     }
 
     /// The counters of both directions.
@@ -302,57 +320,67 @@ impl Transmitter {
     /// Sends the packets that have left the switch, as many as there is room for.
     pub(crate) fn send(&mut self, switch: &mut Switch) {
         loop {
-            while self.waiting.len() < OUTGOING_BATCH {
+            let mut packets: usize = self.waiting.iter().map(Train::len).sum();
+            while packets < OUTGOING_BATCH {
                 let Some(outgoing) = switch.take_outgoing() else { break };
-                let source = self.wire.at;
-                let destination = SocketAddr::new(outgoing.to, source.port());
-                match seal(&Ends { source, destination }, outgoing.packet()) {
-                    Some(sum) if is_of_one_port(outgoing.to) || outgoing.to.is_multicast() => {
-                        self.waiting.push_back((outgoing, sum));
-                    }
-                    _ => {
-                        self.counters.unsent += 1;
-                        switch.recycle_outgoing(outgoing);
-                    }
-                }
+                packets += 1;
+                self.queue(switch, outgoing);
             }
             if self.waiting.is_empty() {
                 return;
             }
-            let done = match self.send_waiting() {
-                Ok(sent) => {
-                    self.counters.sent += sent as u64;
-                    sent
+            let done = match train::send(&self.wire.socket, self.wire.at.port(), &self.waiting) {
+                Ok(trains) => {
+                    for train in self.waiting.iter().take(trains) {
+                        self.counters.sent += train.len() as u64;
+                        self.counters.segmented += train.segmented() as u64;
+                    }
+                    trains
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => 0,
+                Err(why) if self.first_is_long() && train::is_unknown(why) => {
+                    self.segments = false;
+                    let trains = std::mem::take(&mut self.waiting);
+                    for outgoing in trains.into_iter().flat_map(Train::into_packets) {
+                        self.queue(switch, outgoing);
+                    }
+                    0
+                }
                 // The first one was refused: there is no route, it is too long for the path, or no memory is left.
                 Err(_) => {
-                    self.counters.unsent += 1;
+                    self.counters.unsent += self.waiting.front().map_or(0, Train::len) as u64;
                     1
                 }
             };
-            for (outgoing, _) in self.waiting.drain(..done) {
+            for outgoing in self.waiting.drain(..done).flat_map(Train::into_packets) {
                 switch.recycle_outgoing(outgoing);
             }
         }
     }
 
-    /// Sends those that wait; returns how many.
-    fn send_waiting(&self) -> Result<usize, Errno> {
-        let port = self.wire.at.port();
-        let addresses: Vec<SocketAddrAny> = (self.waiting.iter())
-            .map(|(outgoing, _)| SocketAddr::new(outgoing.to, port).into())
-            .collect();
-        let parts: Vec<[IoSlice<'_>; 2]> = (self.waiting.iter())
-            .map(|(outgoing, sum)| [IoSlice::new(outgoing.packet()), IoSlice::new(sum)])
-            .collect();
-        let mut controls: Vec<SendAncillaryBuffer<'_, '_, '_>> =
-            self.waiting.iter().map(|_| SendAncillaryBuffer::default()).collect();
-        let mut messages: Vec<MMsgHdr<'_>> = (addresses.iter().zip(&parts).zip(&mut controls))
-            .map(|((address, parts), control)| MMsgHdr::new_with_addr(address, parts, control))
-            .collect();
-        sendmmsg(&self.wire.socket, &mut messages, SendFlags::NOSIGNAL)
+    fn first_is_long(&self) -> bool {
+        self.waiting.front().is_some_and(|train| train.len() > 1)
+    }
+
+    /// Adds a packet to those that wait.
+    fn queue(&mut self, switch: &mut Switch, outgoing: Outgoing) {
+        let source = self.wire.at;
+        let refused = match self.waiting.back_mut() {
+            _ if !is_of_one_port(outgoing.to) && !outgoing.to.is_multicast() => Some(outgoing),
+            Some(last) if self.segments && last.takes(&outgoing) => last.add(source, outgoing),
+            _ => match Train::new(source, outgoing) {
+                Ok(train) => {
+                    self.waiting.push_back(train);
+                    None
+                }
+                Err(outgoing) => Some(outgoing),
+            },
+        };
+        if let Some(outgoing) = refused {
+            self.counters.unsent += 1;
+            switch.recycle_outgoing(outgoing);
+        }
     }
 
     /// Counts a membership of a queue pair in a multicast group.
@@ -377,6 +405,7 @@ impl Transmitter {
 
     /// Counts a datagram, and lets the switch handle its packet if there was one.
     pub(crate) fn take_in(&mut self, switch: &mut Switch, now: u64, datagram: &Datagram<'_>) {
+        self.counters.coalesced += u64::from(datagram.is_coalesced);
         match datagram.packet {
             Ok(packet) => {
                 let (from, port) = (datagram.from.ip(), datagram.from.port());
@@ -406,14 +435,17 @@ pub(crate) struct Datagram<'b> {
     /// The multicast group that it came for.
     group: Option<IpAddr>,
     packet: Result<&'b [u8], NoDatagram>,
+    is_coalesced: bool,
 }
 
 impl<'b> Datagram<'b> {
-    /// Checks a datagram, before anybody has to know what is in it.
+    /// Checks a datagram, before anybody has to know what is in it. `place` is that in its message.
     fn new(
         own: SocketAddr,
         group: Option<IpAddr>,
         from: Option<SocketAddr>,
+        place: usize,
+        is_coalesced: bool,
         bytes: &'b [u8],
     ) -> Datagram<'b> {
         let nobody = SocketAddr::new(IpAddr::from([0; 4]), 0);
@@ -425,60 +457,86 @@ impl<'b> Datagram<'b> {
             true if !is_peer => Err(NoDatagram::Address),
             true => {
                 let destination = SocketAddr::new(group.unwrap_or(own.ip()), own.port());
-                open(&Ends { source: from, destination }, bytes).map_err(|why| match why {
+                let ends = Ends { source: from, destination };
+                // The sender's system has counted them.
+                open(&ends, place as u16, bytes).map_err(|why| match why {
                     NoPacket::Truncated => NoDatagram::Length,
                     NoPacket::Icrc => NoDatagram::Icrc,
                     _ => NoDatagram::Address,
                 })
             }
         };
-        Datagram { from, group, packet }
+        Datagram { from, group, packet, is_coalesced }
     }
+}
+
+/// A message that was received.
+struct Message {
+    from: Option<SocketAddr>,
+    bytes: usize,
+    /// Bytes of each of its datagrams but the last, as the system has it.
+    segment: i32,
+}
+
+/// The datagrams of a message. One that was not put together, or whose segments have a length that cannot be, is one.
+fn segments(message: &[u8], segment: i32) -> impl ExactSizeIterator<Item = &[u8]> {
+    let len = message.len();
+    let segment = usize::try_from(segment).ok().filter(|segment| (1..len).contains(segment));
+    let segment = segment.unwrap_or(len.max(1));
+    // An empty datagram is one, too.
+    (0..len.max(1)).step_by(segment).map(move |at| &message[at..len.min(at + segment)])
 }
 
 /// The receiving side of a socket, which one thread has.
 pub(crate) struct Receiver {
     wire: Arc<Wire>,
-    headers: MultiHeaders<SockaddrStorage>,
-    buffers: Vec<[u8; MAX_DATAGRAM + 1]>,
-    /// The sender of each datagram, and its bytes.
-    received: Vec<(Option<SocketAddr>, usize)>,
+    buffers: Vec<u8>,
+    received: Vec<Message>,
 }
 
 impl Receiver {
     pub(crate) fn new(wire: Arc<Wire>) -> Receiver {
-        Receiver {
-            wire,
-            headers: MultiHeaders::preallocate(BATCH, None),
-            // One byte more than a datagram may have: so a longer one is known.
-            buffers: vec![[0; MAX_DATAGRAM + 1]; BATCH],
-            received: Vec::with_capacity(BATCH),
-        }
+        // Pages that no message reaches stay untouched.
+        Receiver { wire, buffers: vec![0; BATCH * MESSAGE], received: Vec::with_capacity(BATCH) }
     }
 
-    /// Takes the datagrams that are there, at most [`BATCH`]; returns whether there may be more.
+    /// Takes the messages that are there, at most [`BATCH`]; returns whether there may be more.
     pub(crate) fn receive(&mut self) -> bool {
         self.received.clear();
+        // Their room for control messages is what the call before has left of it, so that they are made anew.
+        let mut headers = MultiHeaders::preallocate(BATCH, Some(cmsg_space!(i32)));
         let mut parts: Vec<[IoSliceMut<'_>; 1]> =
-            self.buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
+            self.buffers.chunks_mut(MESSAGE).map(|buffer| [IoSliceMut::new(buffer)]).collect();
         let (fd, flags) = (self.wire.socket.as_fd().as_raw_fd(), MsgFlags::MSG_DONTWAIT);
         // An error is that there is none, an interruption, or that of a packet that was sent.
-        let Ok(messages) = recvmmsg(fd, &mut self.headers, parts.iter_mut(), flags, None) else {
+        let Ok(messages) = recvmmsg(fd, &mut headers, parts.iter_mut(), flags, None) else {
             return false;
         };
-        let received = messages
-            .map(|message| (message.address.as_ref().and_then(socket_address), message.bytes));
-        self.received.extend(received);
+        self.received.extend(messages.map(|message| {
+            let segment =
+                message.cmsgs().ok().into_iter().flatten().find_map(|found| match found {
+                    ControlMessageOwned::UdpGroSegments(bytes) => Some(bytes),
+                    _ => None,
+                });
+            Message {
+                from: message.address.as_ref().and_then(|at: &SockaddrStorage| socket_address(at)),
+                bytes: message.bytes.min(MESSAGE),
+                segment: segment.unwrap_or(0),
+            }
+        }));
         self.received.len() == BATCH
     }
 
     /// The datagrams that were taken last, with their ICRCs checked.
     pub(crate) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
         let own = self.wire.at;
-        self.received
-            .iter()
-            .zip(&self.buffers)
-            .map(move |((from, bytes), buffer)| Datagram::new(own, None, *from, &buffer[..*bytes]))
+        self.received.iter().zip(self.buffers.chunks(MESSAGE)).flat_map(move |(message, buffer)| {
+            let segments = segments(&buffer[..message.bytes], message.segment);
+            let is_coalesced = segments.len() > 1;
+            segments.enumerate().map(move |(place, bytes)| {
+                Datagram::new(own, None, message.from, place, is_coalesced, bytes)
+            })
+        })
     }
 }
 
@@ -516,6 +574,76 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!((counters().received, counters().dropped()), (0, 1));
+    }
+
+    /// Has one fabric send so many management datagrams at once, and waits until the other has counted them.
+    fn flood(one: &Fabric, other: &Fabric, count: u64) -> UdpCounters {
+        let to = other.world.wire().unwrap().at.ip();
+        one.world.disturb(|kernel| (0..count).for_each(|_| kernel.switch.send_mad(to, &[7; MAD])));
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            let counters = other.udp_counters().unwrap();
+            if counters.management >= count {
+                return counters;
+            }
+            assert!(Instant::now() < end, "{counters:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn packets_of_one_length_leave_in_one_message_and_come_in_one() {
+        let [one, other] = [11, 12].map(|host| Fabric::builder().udp(at(host)).build().unwrap());
+        let before = flood(&one, &other, 150);
+        let sent = one.udp_counters().unwrap();
+        assert_eq!((sent.sent, sent.segmented, sent.unsent), (150, 150, 0));
+        assert_eq!((before.coalesced, before.dropped()), (150, 150));
+    }
+
+    #[test]
+    fn a_receiver_without_coalescing_gets_each_packet_with_its_own_icrc() {
+        let [one, other] = [13, 14].map(|host| Fabric::builder().udp(at(host)).build().unwrap());
+        setsockopt(&other.world.wire().unwrap().socket, UdpGroSegment, &false).unwrap();
+        let counters = flood(&one, &other, 150);
+        assert_eq!((counters.coalesced, counters.dropped()), (0, 150));
+        assert_eq!(one.udp_counters().unwrap().segmented, 150);
+    }
+
+    #[test]
+    #[allow(
+        unsafe_code,
+        reason = "without checksums Linux answers EINVAL, and no crate here names that option"
+    )]
+    fn packets_leave_one_by_one_where_the_system_refuses_to_cut_messages() {
+        let [one, other] = [15, 16].map(|host| Fabric::builder().udp(at(host)).build().unwrap());
+        let (socket, on) = (&one.world.wire().unwrap().socket, 1i32);
+        let size = size_of_val(&on) as nix::libc::socklen_t;
+        let level = nix::libc::SOL_SOCKET;
+        let option = nix::libc::SO_NO_CHECK;
+        // SAFETY: the value outlives the call and has the size that it is given.
+        let set = unsafe {
+            nix::libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const on).cast(), size)
+        };
+        assert_eq!(set, 0);
+        let counters = flood(&one, &other, 150);
+        assert_eq!((counters.coalesced, counters.dropped()), (0, 150));
+        let sent = one.udp_counters().unwrap();
+        assert_eq!((sent.sent, sent.segmented, sent.unsent), (150, 0, 0));
+    }
+
+    #[test]
+    fn a_message_has_its_datagrams_whatever_length_the_system_names() {
+        let message: Vec<u8> = (0..100).collect();
+        let lengths = |segment| segments(&message, segment).map(<[u8]>::len).collect::<Vec<_>>();
+        assert_eq!(lengths(40), [40, 40, 20]);
+        assert_eq!(lengths(50), [50, 50]);
+        assert_eq!(lengths(99), [99, 1]);
+        assert_eq!(lengths(1), [1; 100]);
+        for odd in [0, -1, 100, 101, 65_536, i32::MIN, i32::MAX] {
+            assert_eq!(lengths(odd), [100], "segments of {odd} bytes");
+            assert_eq!(segments(&[], odd).collect::<Vec<_>>(), [&[0; 0]]);
+        }
+        assert_eq!(segments(&message, 40).flatten().copied().collect::<Vec<_>>(), message);
     }
 
     #[test]

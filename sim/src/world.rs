@@ -255,6 +255,12 @@ impl World {
         self.core.kernel()
     }
 
+    /// The socket to peers outside of the process.
+    #[cfg(test)]
+    pub(crate) fn wire(&self) -> Option<&Wire> {
+        self.core.wire.as_deref()
+    }
+
     /// Another handle of the world, for a file that keeps it.
     fn keep(&self) -> Result<Arc<World>> {
         self.this.upgrade().ok_or(Errno::NODEV)

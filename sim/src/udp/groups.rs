@@ -201,8 +201,8 @@ impl GroupReceiver {
     /// The datagrams that were taken last, with their ICRCs checked.
     pub(crate) fn datagrams(&self, groups: &Groups) -> impl Iterator<Item = Datagram<'_>> {
         let own = groups.at;
-        self.received
-            .iter()
-            .map(move |(group, from, bytes)| Datagram::new(own, Some(*group), Some(*from), bytes))
+        self.received.iter().map(move |(group, from, bytes)| {
+            Datagram::new(own, Some(*group), Some(*from), 0, false, bytes)
+        })
     }
 }
