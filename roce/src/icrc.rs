@@ -5,50 +5,9 @@
 //! count as ones: TTL or hop limit, type of service or traffic class, flow label, both checksums, and in the BTH the
 //! byte with FECN and BECN. The ICRC is sent with its lowest byte first.
 
+use crc32fast::Hasher;
+
 const POLYNOMIAL: u32 = 0xedb8_8320;
-
-/// Bytes of a step.
-const STEP: usize = 8;
-
-/// The CRC of each byte, and of each byte with 1 to 7 zeros behind it: a step takes the CRC of eight bytes from eight
-/// loads that do not wait for each other.
-static TABLES: [[u32; 256]; STEP] = tables();
-
-const fn tables() -> [[u32; 256]; STEP] {
-    let mut tables = [[0; 256]; STEP];
-    let mut byte = 0;
-    while byte < 256 {
-        let (mut crc, mut bit) = (byte as u32, 0);
-        while bit < 8 {
-            crc = times_x(crc);
-            bit += 1;
-        }
-        tables[0][byte] = crc;
-        byte += 1;
-    }
-    let mut zeros = 1;
-    while zeros < STEP {
-        let mut byte = 0;
-        while byte < 256 {
-            let crc = tables[zeros - 1][byte];
-            tables[zeros][byte] = crc >> 8 ^ tables[0][(crc & 0xff) as usize];
-            byte += 1;
-        }
-        zeros += 1;
-    }
-    tables
-}
-
-fn add(mut crc: u32, bytes: &[u8]) -> u32 {
-    let mut rest = bytes;
-    while let Some((&[a, b, c, d, e, f, g, h], behind)) = rest.split_first_chunk::<STEP>() {
-        let [i, j, k, l] = (crc ^ u32::from_le_bytes([a, b, c, d])).to_le_bytes();
-        let of = |zeros: usize, byte: u8| TABLES[zeros][usize::from(byte)];
-        crc = of(7, i) ^ of(6, j) ^ of(5, k) ^ of(4, l) ^ of(3, e) ^ of(2, f) ^ of(1, g) ^ of(0, h);
-        rest = behind;
-    }
-    rest.iter().fold(crc, |crc, byte| crc >> 8 ^ TABLES[0][usize::from(crc as u8 ^ byte)])
-}
 
 /// The polynomials over GF(2) modulo that of the CRC: bit 31 is the coefficient of 1, bit 30 that of x.
 const ONE: u32 = 1 << 31;
@@ -124,38 +83,37 @@ pub(crate) enum IpHeader<'a> {
 
 /// Bytes of the BTH.
 const BTH: usize = 12;
+/// The byte of the BTH with FECN and BECN.
+const FECN: usize = 4;
 
 /// The ICRC of a packet: IP header, UDP header, and the bytes from BTH to padding. These are the bytes that follow the
 /// padding.
 pub(crate) fn icrc(ip: IpHeader<'_>, udp: &[u8; 8], packet: &[u8]) -> [u8; 4] {
-    let mut crc = add(u32::MAX, &[0xff; 8]);
-    crc = match ip {
-        IpHeader::V4(header) => {
-            let mut masked = *header;
-            // Type of service, TTL, checksum.
-            for at in [1, 8, 10, 11] {
-                masked[at] = 0xff;
-            }
-            add(crc, &masked)
-        }
-        IpHeader::V6(header) => {
-            let mut masked = *header;
-            // Traffic class and flow label, behind the version; hop limit.
-            masked[0] |= 0x0f;
-            for at in [1, 2, 3, 7] {
-                masked[at] = 0xff;
-            }
-            add(crc, &masked)
-        }
-    };
-    let mut masked = *udp;
-    masked[6..].fill(0xff);
-    crc = add(crc, &masked);
     let (bth, rest) = packet.split_at(packet.len().min(BTH));
-    for (at, byte) in bth.iter().enumerate() {
-        crc = add(crc, &[if at == 4 { 0xff } else { *byte }]);
+    // The LRH, the longest IP header, UDP header and BTH in one piece.
+    let mut front = [0xff; 8 + 40 + 8 + BTH];
+    let mut at = 8;
+    let mut put = |bytes: &[u8], masked: &[usize]| {
+        front[at..at + bytes.len()].copy_from_slice(bytes);
+        masked.iter().for_each(|byte| front[at + byte] = 0xff);
+        at += bytes.len();
+    };
+    match ip {
+        // Type of service, TTL, checksum.
+        IpHeader::V4(header) => put(header, &[1, 8, 10, 11]),
+        IpHeader::V6(header) => {
+            let mut header = *header;
+            header[0] |= 0x0f;
+            // Traffic class and flow label, behind the version; hop limit.
+            put(&header, &[1, 2, 3, 7]);
+        }
     }
-    (!add(crc, rest)).to_le_bytes()
+    put(udp, &[6, 7]);
+    put(bth, if bth.len() > FECN { &[FECN] } else { &[] });
+    let mut crc = Hasher::new();
+    crc.update(&front[..at]);
+    crc.update(rest);
+    crc.finalize().to_le_bytes()
 }
 
 #[cfg(test)]
