@@ -225,8 +225,9 @@ fn devx_handles(context: &Context) -> Verdict<[Vec<u32>; 2]> {
 /// libmlx5 creates a set of counters and a umem. Here the counters are read and a queue lies in the umem, before either
 /// side destroys them.
 fn devx_objects_of_libmlx5_are_imported() -> Verdict {
+    // An interpreter takes long to start: it opens the device twice.
+    let peer = Peer::run(LIBMLX5_PROGRAM, &["devx", env::device().name()])?;
     for word in ["destroy", "unimport"] {
-        let peer = Peer::run(LIBMLX5_PROGRAM, &["devx", env::device().name()])?;
         let create = devx::counters_command();
         peer.wire.send(&format!("create {}", hex(&create)), None)?;
         let (text, file) = peer.hear()?;
@@ -260,11 +261,11 @@ fn devx_objects_of_libmlx5_are_imported() -> Verdict {
 /// libmlx5 reads our counters, and makes a queue in our umem. It forgets them, or destroys them for all.
 fn libmlx5_imports_our_devx_objects() -> Verdict {
     let context = devx::open()?;
+    let peer = Peer::run(LIBMLX5_PROGRAM, &["devx"])?;
     for word in ["unimport", "destroy"] {
         let object = devx::counters(&context)?;
         let umem = Umem::builder(&context).page_sizes(4096).allocate(0x2000)?;
         let uar = Uar::alloc(&context, UarKind::NonCached)?;
-        let peer = Peer::run(LIBMLX5_PROGRAM, &["devx"])?;
         peer.wire.send("context", Some(&context.share()?))?;
         let exports = [hex(&object.export_rdma_core()), hex(&umem.export_rdma_core())].join(" ");
         assert_eq!(peer.ask(&format!("take {exports}"))?, umem.id().to_string());

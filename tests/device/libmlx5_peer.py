@@ -193,7 +193,10 @@ def devx(context, file):
     """Carries out commands until one ends the conversation."""
     devx = Devx(context)
     while True:
-        word, *rest = wire.recv(4096).decode().split()
+        line = wire.recv(4096).decode()
+        if not line:
+            sys.exit()
+        word, *rest = line.split()
         match word:
             case 'create':
                 socket.send_fds(wire, [devx.create(bytes.fromhex(rest[0])).encode()], [file])
@@ -217,10 +220,15 @@ match sys.argv[1]:
     case 'take':
         take()
     case 'devx' if len(sys.argv) > 2:
-        attributes = ContextAttributes(flags=1)
-        opened = mlx5.mlx5dv_open_device(find(sys.argv[2]), ctypes.byref(attributes))
-        devx(some(opened, 'open_device'), device_file())
+        while True:
+            attributes = ContextAttributes(flags=1)
+            opened = mlx5.mlx5dv_open_device(find(sys.argv[2]), ctypes.byref(attributes))
+            devx(some(opened, 'open_device'), device_file())
     case 'devx':
-        _, files, _, _ = socket.recv_fds(wire, 4096, 1)
-        imported = verbs.ibv_import_device(os.dup(files[0]))
-        devx(some(imported, 'import_device'), files[0])
+        while True:
+            _, files, _, _ = socket.recv_fds(wire, 4096, 1)
+            if not files:
+                break
+            imported = verbs.ibv_import_device(os.dup(files[0]))
+            devx(some(imported, 'import_device'), files[0])
+            os.close(files[0])
