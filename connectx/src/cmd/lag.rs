@@ -1,4 +1,4 @@
-//! The command that queries a LAG: several ports behind one function.
+//! A LAG: several ports behind one function. The command that queries it, and changes of its ports.
 //!
 //! Pairs with `mlx5dv_query_qp_lag_port` of libmlx5. The function is one behind a LAG that somebody else made, as a virtual
 //! function is: it has no commands to make one.
@@ -26,6 +26,22 @@ pub(crate) fn check_port(caps: &HcaCaps, port: u64) -> Result<(), CommandError> 
         return refuse!(BadParam, "port {port} of a LAG of {ports}");
     }
     Ok(())
+}
+
+impl Device {
+    /// Takes a port of the LAG behind the function up or down, counted from 1; returns whether there is such a port. Queues
+    /// that are to send from a port that is down send from another one.
+    pub fn set_lag_port_up(&mut self, port: u32, up: bool) -> bool {
+        let has = u64::from(port) <= ports(&self.caps);
+        let state = port.checked_sub(1).and_then(|at| self.port.lag_up.get_mut(at as usize));
+        match state.filter(|_| has) {
+            Some(state) => {
+                *state = up;
+                true
+            }
+            None => false,
+        }
+    }
 }
 
 pub(crate) fn query_lag(device: &Device) -> Result<Vec<u8>, CommandError> {
