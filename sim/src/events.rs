@@ -75,6 +75,11 @@ impl Delivery {
         self.holds.store(holds, Ordering::Relaxed);
     }
 
+    /// Whether records are held.
+    pub(crate) fn has_held(&self) -> bool {
+        !self.held().is_empty()
+    }
+
     /// Gives records that were held to the program. The caller does not have the kernel's lock.
     pub(crate) fn release(&self) {
         let held = std::mem::take(&mut *self.held());

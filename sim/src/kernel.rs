@@ -345,6 +345,8 @@ pub(crate) struct Kernel {
     pub(crate) delivery: Arc<Delivery>,
     /// The socket to peers outside of the process.
     pub(crate) transmitter: Option<Transmitter>,
+    /// Whether the packets of the last turn wait for the next run.
+    lingers: bool,
 }
 
 impl Kernel {
@@ -366,6 +368,7 @@ impl Kernel {
             pinned: Pinned::default(),
             delivery: Arc::default(),
             transmitter: None,
+            lingers: false,
         }
     }
 
@@ -993,7 +996,9 @@ impl Kernel {
         let mut worked = false;
         loop {
             let progress = self.switch.run(now);
-            self.transmit();
+            if progress.more || !self.lingers {
+                self.transmit();
+            }
             worked |= progress.worked;
             // Else the thread goes on when the socket has room.
             if progress.more && !(self.is_blocked() && self.switch.is_outside_crowded()) {
@@ -1006,8 +1011,29 @@ impl Kernel {
         }
     }
 
+    /// Does everything that is due, and holds the events. If there are some and it `may_linger`, the packets of the last
+    /// turn wait for the next run: the ACKs of messages that the program is told of, and perhaps answers. Returns whether
+    /// they do.
+    pub(crate) fn run_holding(&mut self, now: u64, may_linger: bool) -> bool {
+        self.delivery.hold(true);
+        self.lingers = may_linger;
+        self.run(now);
+        self.lingers = false;
+        self.delivery.hold(false);
+        let lingers = may_linger && self.delivery.has_held() && self.has_outgoing();
+        if !lingers {
+            self.transmit();
+        }
+        lingers
+    }
+
+    /// Whether packets wait for [`transmit`](Self::transmit).
+    pub(crate) fn has_outgoing(&self) -> bool {
+        self.switch.has_outgoing()
+    }
+
     /// Sends the packets that leave the process.
-    fn transmit(&mut self) {
+    pub(crate) fn transmit(&mut self) {
         if let Some(transmitter) = &mut self.transmitter {
             transmitter.send(&mut self.switch);
         }

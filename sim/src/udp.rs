@@ -56,7 +56,7 @@ pub const ROCE_PORT: u16 = 4791;
 /// `net.core.rmem_max`.
 const BUFFER: usize = 8 << 20;
 /// Messages that are received at once.
-const BATCH: usize = 16;
+const BATCH: usize = 8;
 /// Bytes of a message: one datagram, or those that the system has put together.
 const MESSAGE: usize = 1 << 16;
 /// Bytes of the longest headers in front of a payload: `RXE_MAX_HDR_LENGTH`.

@@ -57,6 +57,9 @@ const NAP: Duration = Duration::from_micros(100);
 const BREATH: u64 = 1_000;
 /// Full batches of datagrams after which timers run although more are there.
 const MOST_BATCHES: u32 = 64;
+/// Nanoseconds that the ACK of a message waits for the program's answer, beside the slack of the system's timers, which
+/// is 50 µs.
+const LINGER: u64 = 10_000;
 /// Nanoseconds after which the kernel tries an event file again that was full.
 const CROWDED: u64 = 1_000_000;
 
@@ -108,15 +111,15 @@ impl Core {
         kernel.deadline().into_iter().chain(look_again).min().unwrap_or(NEVER)
     }
 
-    /// Chooses when the thread runs again: not later than it did before, although each ACK moves the timer of its queue
-    /// pair back, so that the next request need not wake the thread for an earlier one.
-    fn arm(&self, kernel: &Kernel) -> u64 {
+    /// Notes what the thread waits for, and chooses when it runs again: not later than it did before, although each ACK
+    /// moves the timer of its queue pair back, so that the next request need not wake the thread for an earlier one.
+    fn arm(&self, kernel: &Kernel) {
         let now = self.elapsed();
         let before = self.armed.load(Ordering::Relaxed);
         let due = self.due(kernel, now);
         let due = if before > now { due.min(before) } else { due };
         self.armed.store(due, Ordering::Relaxed);
-        due
+        self.waits_for_room.store(kernel.is_blocked(), Ordering::Relaxed);
     }
 
     /// Handles datagrams that come from outside, and runs the world when it is due, until the world is over.
@@ -124,39 +127,76 @@ impl Core {
         let mut receiver = Receiver::new(wire.clone());
         let mut of_groups = GroupReceiver::default();
         let mut batches = 0;
+        let (mut lingers, mut linger) = (false, Linger::default());
         while !self.is_over.load(Ordering::SeqCst) {
             let more = receiver.receive() | of_groups.receive(wire.groups());
             batches = if more { batches + 1 } else { 0 };
             // ACKs that are there count before timeouts, unless there is no end of them.
             let holds_timers = more && batches % MOST_BATCHES != 0;
-            let (due, blocked, delivery) = {
+            let delivery = {
                 // Their ICRCs are checked before others have to wait.
                 let datagrams: Vec<_> =
                     receiver.datagrams().chain(of_groups.datagrams(wire.groups())).collect();
                 let Ok(mut kernel) = self.kernel() else { return };
+                let late = lingers && kernel.has_outgoing();
+                if lingers {
+                    linger.ended(late);
+                }
                 let now = self.elapsed();
-                kernel.delivery.hold(true);
                 datagrams.iter().for_each(|datagram| kernel.receive(now, datagram));
                 kernel.switch.hold_timers(holds_timers);
-                kernel.run(self.elapsed());
-                kernel.delivery.hold(false);
-                let blocked = kernel.is_blocked();
-                let due = self.arm(&kernel);
-                self.waits_for_room.store(blocked, Ordering::Relaxed);
-                (due, blocked, kernel.delivery.clone())
+                lingers = kernel.run_holding(self.elapsed(), !late && !more && linger.may());
+                self.arm(&kernel);
+                kernel.delivery.clone()
             };
             // A program that wakes earlier finds the lock taken.
             delivery.release();
-            let due = if delivery.is_crowded() { due.min(self.elapsed() + CROWDED) } else { due };
             if more {
                 // A caller that waits for the kernel's lock gets it.
                 std::thread::yield_now();
             } else {
+                let (now, blocked) = (self.elapsed(), self.waits_for_room.load(Ordering::Relaxed));
+                let crowded = delivery.is_crowded().then_some(now + CROWDED);
+                let lingers = lingers.then_some(now + LINGER);
+                let armed = self.armed.load(Ordering::Relaxed);
+                let due = crowded.into_iter().chain(lingers).fold(armed, u64::min);
                 // Leaves the program time for calls between two runs, however late the timer is.
-                let left = due.saturating_sub(self.elapsed()).max(BREATH);
+                let left = due.saturating_sub(now).max(BREATH);
                 wire.wait(blocked, (due != NEVER).then(|| Duration::from_nanos(left)));
             }
         }
+        // The peer is owed the ACKs of messages that the program was told of.
+        if let Ok(mut kernel) = self.kernel() {
+            kernel.transmit();
+        }
+    }
+}
+
+/// Whether the ACK of a message waits for the program's answer, with which it can leave: then the peer's thread wakes
+/// once in place of twice. It does while programs answer at once.
+#[derive(Debug, Default)]
+struct Linger {
+    /// Messages that are acknowledged at once before the next try.
+    skips: u32,
+    /// How many there are after the next ACK that waits in vain.
+    penalty: u32,
+}
+
+impl Linger {
+    /// The most messages between two tries.
+    const MOST: u32 = 1024;
+
+    /// Whether the ACK of the next message may wait.
+    fn may(&mut self) -> bool {
+        let may = self.skips == 0;
+        self.skips = self.skips.saturating_sub(1);
+        may
+    }
+
+    /// An ACK has waited, in vain if it was `late`.
+    fn ended(&mut self, late: bool) {
+        self.penalty = if late { (2 * self.penalty).clamp(16, Linger::MOST) } else { 0 };
+        self.skips = self.penalty;
     }
 }
 
@@ -735,5 +775,30 @@ impl HostSystem for World {
             return self.wait_stepped(fds, deadline);
         }
         poll_until(fds, deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acks_wait_while_programs_answer_and_seldom_when_they_do_not() {
+        let mut linger = Linger::default();
+        for _ in 0..100 {
+            assert!(linger.may());
+            linger.ended(false);
+        }
+        let mut tries = 0;
+        for _ in 0..10_000 {
+            if linger.may() {
+                tries += 1;
+                linger.ended(true);
+            }
+        }
+        assert!((5..=20).contains(&tries), "{tries} of 10,000");
+        while !linger.may() {}
+        linger.ended(false);
+        assert!(linger.may());
     }
 }

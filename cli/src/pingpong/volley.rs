@@ -89,9 +89,8 @@ impl Volley {
             if let (Some(channel), Some(watchdog)) = (&channel, &watchdog) {
                 watchdog.tell(progress.sent, progress.received);
                 channel.wait(None)?;
-                cq.req_notify(Notify::Next)?;
             }
-            let mut vain = 0;
+            let (mut vain, mut armed) = (0, false);
             loop {
                 let mut completions = cq.poll().map_err(|error| Failure::run(error.to_string()))?;
                 let mut found = 0;
@@ -108,9 +107,16 @@ impl Volley {
                     progress.completed(&completion)?;
                 }
                 drop(completions);
-                // An event announces one completion or more; all of them have to be polled.
-                if found == 0 && channel.is_some() || found > 0 && channel.is_none() {
-                    break;
+                // An event announces one completion or more; all of them have to be polled, and answered before the next
+                // event is asked for. Those that came before that have no event.
+                match (found, &channel) {
+                    (0, Some(_)) if armed => break,
+                    (0, Some(_)) => {
+                        cq.req_notify(Notify::Next)?;
+                        armed = true;
+                    }
+                    (1.., None) => break,
+                    _ => {}
                 }
                 vain += 1;
                 if vain % POLLS_PER_LOOK == 0

@@ -77,6 +77,11 @@ impl Fabric {
         self.outside.as_ref().is_some_and(|outside| outside.outgoing.len() >= MOST_OUTGOING / 2)
     }
 
+    /// Whether [`Fabric::take_outgoing`] has one.
+    pub fn has_outgoing(&self) -> bool {
+        self.outside.as_ref().is_some_and(|outside| !outside.outgoing.is_empty())
+    }
+
     /// Takes the next packet that leaves the process.
     pub fn take_outgoing(&mut self) -> Option<Outgoing> {
         self.outside.as_mut()?.outgoing.pop_front()

@@ -115,11 +115,12 @@ pub(super) fn send(
     trains: &VecDeque<Train>,
 ) -> Result<usize, Errno> {
     match trains.front() {
-        Some(first) if first.len() > 1 => {
+        Some(first) if first.len() > 1 || trains.len() == 1 => {
             let to = SockaddrStorage::from(SocketAddr::new(first.to, port));
             let segment = [ControlMessage::UdpGsoSegments(&first.segment)];
+            let control = if first.len() > 1 { &segment[..] } else { &[] };
             let flags = MsgFlags::MSG_NOSIGNAL;
-            sendmsg(socket.as_fd().as_raw_fd(), &first.parts(), &segment, flags, Some(&to))
+            sendmsg(socket.as_fd().as_raw_fd(), &first.parts(), control, flags, Some(&to))
                 .map(|_| 1)
                 .map_err(|errno| Errno::from_raw_os_error(errno as i32))
         }
