@@ -406,6 +406,7 @@ fn counted(side: &Side, datagrams: u64) -> Result<UdpCounters> {
 
 const RC_WRITE_ONLY: u8 = 0x0a;
 const RC_SEND_ONLY: u8 = 0x04;
+const RC_ACK: u8 = 0x11;
 const UD_SEND_ONLY: u8 = 0x64;
 
 #[test]
@@ -447,7 +448,17 @@ fn each_kind_of_foreign_packet_is_dropped_and_counted() -> Result<()> {
         at,
     )?;
 
-    let counters = counted(&b, 13)?;
+    // A request far ahead of the next one, and an ACK of nothing. Neither is answered.
+    let sent = b.counters().sent;
+    neighbour.send(
+        &packet(RC_WRITE_ONLY, 0xffff, qpn, (psn + 20_000) & 0xff_ffff, &write),
+        0,
+        at,
+    )?;
+    neighbour.send(&packet(RC_ACK, 0xffff, qpn, psn, &[0, 0, 0, 0]), 0, at)?;
+
+    let counters = counted(&b, 15)?;
+    assert_eq!((counters.psn, counters.sent - sent), (2, 0), "{counters:?}");
     let UdpCounters { source, partition, queue_pair, state, icrc, .. } = counters;
     assert_eq!((source, partition, queue_pair, state, icrc), (1, 1, 1, 1, 1), "{counters:?}");
     let UdpCounters { length, malformed, qkey, management, address, link, .. } = counters;
@@ -457,7 +468,7 @@ fn each_kind_of_foreign_packet_is_dropped_and_counted() -> Result<()> {
     // A write from the peer's address with the right PSN, partition and key is the peer's, from any sender, and
     // whatever the identification is.
     neighbour.send(&packet(RC_WRITE_ONLY, 0xffff, qpn, psn, &write), 0x1234, at)?;
-    assert_eq!(counted(&b, 14)?.received, 1);
+    assert_eq!(counted(&b, 16)?.received, 1);
     assert_eq!(b.bytes(0, 64)?, [9; 64]);
     // The acknowledgement went to the peer, which had sent nothing. It does not know that its PSN is used up.
     assert!(a.cq.poll()?.next().is_none() && b.cq.poll()?.next().is_none());

@@ -105,6 +105,8 @@ pub enum Unwelcome {
     Partition,
     /// Its Q_Key is not that of the queue pair.
     Qkey,
+    /// The connection has no place for its PSN.
+    Psn,
     /// It is for general services and no management datagram.
     NoMad,
     /// It is a management datagram, and [`MOST_MADS`] wait.
@@ -126,6 +128,7 @@ impl fmt::Display for Unwelcome {
             Unwelcome::Source => "it is not from the address of the queue pair's peer",
             Unwelcome::Partition => "its P_Key is of another partition",
             Unwelcome::Qkey => "its Q_Key is not that of the queue pair",
+            Unwelcome::Psn => "the connection has no place for its PSN",
             Unwelcome::NoMad => "it is for general services and no management datagram",
             Unwelcome::TooManyMads => "too many management datagrams wait",
         })

@@ -80,6 +80,9 @@ pub enum Dropped {
     State(State),
     /// The device did not admit it.
     NotAdmitted,
+    /// The connection has no place for its PSN: a request far ahead of the expected one, or a response to nothing, or
+    /// again.
+    Psn(Psn),
     /// It is a [unit](Packet::packets) that cannot be taken whole. Nothing is counted, answered or completed: its
     /// packets are to be given one by one.
     Unit,
@@ -97,6 +100,9 @@ impl fmt::Display for Dropped {
                 write!(f, "a queue pair in state {state:?} does not take the packet")
             }
             Dropped::NotAdmitted => write!(f, "the device does not admit the packet"),
+            Dropped::Psn(psn) => {
+                write!(f, "the connection has no place for a packet with PSN {psn:?}")
+            }
             Dropped::Unit => write!(f, "the packets of the unit have to come one by one"),
         }
     }
@@ -269,6 +275,9 @@ impl<P: Clone> Endpoint<P> {
         }
         if !host.admit(number, from, packet) {
             return Err(Dropped::NotAdmitted);
+        }
+        if !qp.has_place_for(packet) {
+            return Err(Dropped::Psn(packet.bth.psn()));
         }
         let taken = match response {
             true => qp.handle_response(now, host, packet),

@@ -21,6 +21,7 @@ mod request;
 mod requester;
 mod responder;
 pub mod timers;
+mod window;
 
 #[cfg(test)]
 mod tests;

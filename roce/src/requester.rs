@@ -99,8 +99,8 @@ pub(crate) struct Requester<P> {
     next: usize,
     /// Packets of it in front of the cursor.
     sent: u32,
-    oldest: Psn,
-    limit: Psn,
+    pub(crate) oldest: Psn,
+    pub(crate) limit: Psn,
     /// PSNs between `oldest` and `limit` of responses to reads, which the window does not count.
     responses: u32,
     /// Requests that have begun and wait for a response of their own.

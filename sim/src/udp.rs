@@ -97,6 +97,9 @@ pub struct UdpCounters {
     pub partition: u64,
     /// With a wrong Q_Key.
     pub qkey: u64,
+    /// With a PSN that the connection has no place for: a request more than 16,384 packets ahead of the expected one, or
+    /// a response to nothing, or again.
+    pub psn: u64,
     /// For general services (QP1) and no message that the connection manager takes, or one too many.
     pub management: u64,
     /// While the port had no link.
@@ -107,7 +110,7 @@ impl UdpCounters {
     /// All datagrams that were dropped.
     pub fn dropped(&self) -> u64 {
         let UdpCounters { length, address, icrc, malformed, queue_pair, .. } = self;
-        let UdpCounters { state, source, partition, qkey, management, link, .. } = self;
+        let UdpCounters { state, source, partition, qkey, psn, management, link, .. } = self;
         length
             + address
             + icrc
@@ -117,6 +120,7 @@ impl UdpCounters {
             + source
             + partition
             + qkey
+            + psn
             + management
             + link
     }
@@ -132,6 +136,7 @@ impl UdpCounters {
             Err(Unwelcome::Source) => &mut self.source,
             Err(Unwelcome::Partition) => &mut self.partition,
             Err(Unwelcome::Qkey) => &mut self.qkey,
+            Err(Unwelcome::Psn) => &mut self.psn,
             Err(Unwelcome::NoMad | Unwelcome::TooManyMads) => &mut self.management,
             Err(_) => &mut self.link,
         };

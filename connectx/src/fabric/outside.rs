@@ -277,6 +277,7 @@ fn handle(
         Dropped::NoQueuePair(_) => Unwelcome::NoQueuePair,
         Dropped::Transport(_) => Unwelcome::Transport,
         Dropped::State(_) => Unwelcome::State,
+        Dropped::Psn(_) => Unwelcome::Psn,
         Dropped::NotAdmitted => device.not_admitted.unwrap_or(Unwelcome::State),
         _ => Unwelcome::Malformed,
     })
