@@ -6,7 +6,8 @@
 //! ```text
 //! thread that rings ─▶ Kernel::run ─▶ switch ─▶ Transmitter ─▶ trains ─▶ sendmsg, sendmmsg ─┐
 //!                                                                                         socket
-//! thread uverbs-sim ◀─ poll: socket, alarm, timer; Receiver ◀─ segments ◀─ recvmmsg ◀─ ───┘
+//! thread uverbs-sim,                                                                        │
+//! or one that waits ◀─ poll: socket, alarm, timer; Receiver ◀─ segments ◀─ recvmmsg ◀───────┘
 //!        └─▶ ends, length, ICRC ─▶ Kernel::receive ─▶ switch: headers, queue pair, P_Key, source
 //! ```
 //!
@@ -21,11 +22,11 @@ pub(crate) mod groups;
 
 use crate::fabric::FabricError;
 use groups::Groups;
-use nix::cmsg_space;
 use nix::sys::socket::sockopt::{UdpGroSegment, UdpGsoSegment};
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, recvmmsg, setsockopt,
 };
+use nix::{cmsg_space, libc};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -35,13 +36,13 @@ use rustix::net::sockopt::{
     set_socket_send_buffer_size,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use train::Train;
+use train::{Refusal, Train};
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::outside::{OUTGOING_BATCH, Outgoing, Unwelcome};
 use uverbs_roce::Mtu;
@@ -55,12 +56,14 @@ pub const ROCE_PORT: u16 = 4791;
 /// Bytes that the socket's buffers are asked to have. Without `CAP_NET_ADMIN` the receive buffer has at most
 /// `net.core.rmem_max`.
 const BUFFER: usize = 8 << 20;
+/// Addresses on whose way the system does not cut messages, at most; for more it cuts none.
+const MOST_UNCUT: usize = 1024;
 /// Messages that are received at once.
 const BATCH: usize = 8;
 /// Bytes of a message: one datagram, or those that the system has put together.
 const MESSAGE: usize = 1 << 16;
-/// Bytes of the longest headers in front of a payload: `RXE_MAX_HDR_LENGTH`.
-const HEADERS: u32 = 80;
+/// Bytes of the longest packet beside IP and its payload: UDP, BTH, XRCETH, RETH, immediate data, ICRC.
+const HEADERS: u32 = 8 + 12 + 4 + 16 + 4 + 4;
 
 /// Counters of a fabric over UDP, since it was made.
 ///
@@ -181,6 +184,9 @@ impl Wire {
                 .and_then(|()| set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE)),
         }
         .map_err(refused)?;
+        if at.is_ipv6() {
+            take_without_checksum(&socket);
+        }
         // Both are wishes.
         if set_socket_recv_buffer_size_force(&socket, BUFFER).is_err() {
             let _ = set_socket_recv_buffer_size(&socket, BUFFER);
@@ -254,8 +260,10 @@ pub(crate) fn port_mtu(at: SocketAddr) -> Result<u8, FabricError> {
     // An interface that cannot be found, because there is no sysfs, is one of Ethernet.
     const ETHERNET: u32 = 1500;
     let mtu = interface_mtu(at.ip()).unwrap_or(ETHERNET);
-    let fits =
-        |code: &u8| Mtu::from_code(*code).is_some_and(|payload| payload.bytes() + HEADERS <= mtu);
+    let ip = if at.is_ipv4() { 20 } else { 40 };
+    let fits = |code: &u8| {
+        Mtu::from_code(*code).is_some_and(|payload| ip + HEADERS + payload.bytes() <= mtu)
+    };
     let codes = ib_mtu::IB_MTU_256.0..=ib_mtu::IB_MTU_4096.0;
     codes.rev().find(fits).ok_or(FabricError::UdpMtu(at, mtu))
 }
@@ -301,13 +309,16 @@ pub(crate) struct Transmitter {
     waiting: VecDeque<Train>,
     /// Whether the system cuts messages into packets.
     segments: bool,
+    /// Addresses on whose way it does not.
+    uncut: BTreeSet<IpAddr>,
     counters: UdpCounters,
 }
 
 impl Transmitter {
     pub(crate) fn new(wire: Arc<Wire>) -> Transmitter {
         let segments = wire.segments;
-        Transmitter { wire, waiting: VecDeque::new(), segments, counters: UdpCounters::default() }
+        let (waiting, uncut) = (VecDeque::new(), BTreeSet::new());
+        Transmitter { wire, waiting, segments, uncut, counters: UdpCounters::default() }
     }
 
     /// The counters of both directions.
@@ -344,8 +355,7 @@ impl Transmitter {
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => 0,
-                Err(why) if self.first_is_long() && train::is_unknown(why) => {
-                    self.segments = false;
+                Err(why) if self.is_uncut(why) => {
                     let trains = std::mem::take(&mut self.waiting);
                     for outgoing in trains.into_iter().flat_map(Train::into_packets) {
                         self.queue(switch, outgoing);
@@ -364,8 +374,20 @@ impl Transmitter {
         }
     }
 
-    fn first_is_long(&self) -> bool {
-        self.waiting.front().is_some_and(|train| train.len() > 1)
+    /// Whether an error says that the system does not cut the first train, and from now on no other to its address, or
+    /// none at all.
+    fn is_uncut(&mut self, why: Errno) -> bool {
+        let Some(train) = self.waiting.front().filter(|train| train.len() > 1) else {
+            return false;
+        };
+        match train::refusal(why) {
+            Some(Refusal::Way) if self.uncut.len() < MOST_UNCUT => {
+                _ = self.uncut.insert(train.to())
+            }
+            Some(_) => self.segments = false,
+            None => return false,
+        }
+        true
     }
 
     /// Adds a packet to those that wait.
@@ -373,7 +395,11 @@ impl Transmitter {
         let source = self.wire.at;
         let refused = match self.waiting.back_mut() {
             _ if !is_of_one_port(outgoing.to) && !outgoing.to.is_multicast() => Some(outgoing),
-            Some(last) if self.segments && last.takes(&outgoing) => last.add(source, outgoing),
+            Some(last)
+                if self.segments && last.takes(&outgoing) && !self.uncut.contains(&outgoing.to) =>
+            {
+                last.add(source, outgoing)
+            }
             _ => match Train::new(source, outgoing) {
                 Ok(train) => {
                     self.waiting.push_back(train);

@@ -13,14 +13,15 @@
 use super::Datagram;
 use nix::libc;
 use nix::sys::socket::SetSockOpt;
-use rustix::event::epoll;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_ipv6_multicast_if, set_ipv6_v6only, set_socket_reuseaddr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uverbs_roce::datagram::MAX_DATAGRAM;
 
@@ -55,6 +56,8 @@ nix::setsockopt_impl!(
 
 /// A group, and how many memberships of queue pairs it has.
 struct Group {
+    /// What the epoll calls it.
+    number: u64,
     socket: Arc<UdpSocket>,
     memberships: usize,
 }
@@ -66,6 +69,8 @@ pub(crate) struct Groups {
     interface: u32,
     epoll: OwnedFd,
     joined: Mutex<BTreeMap<IpAddr, Group>>,
+    /// The number of the next group.
+    next: AtomicU64,
     /// How many there are.
     count: AtomicUsize,
 }
@@ -81,7 +86,8 @@ impl Groups {
             set_ipv6_multicast_if(socket, interface)?;
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Groups { at, interface, epoll, joined: Mutex::default(), count: AtomicUsize::new(0) })
+        let (joined, next, count) = (Mutex::default(), AtomicU64::new(0), AtomicUsize::new(0));
+        Ok(Groups { at, interface, epoll, joined, next, count })
     }
 
     /// Readable when a socket of a group is.
@@ -117,11 +123,29 @@ impl Groups {
             return Err(Errno::NOMEM);
         }
         let socket = Arc::new(self.open(group)?);
-        let data = epoll::EventData::new_u64(0);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let data = epoll::EventData::new_u64(number);
         epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
-        joined.insert(group, Group { socket, memberships: 1 });
+        joined.insert(group, Group { number, socket, memberships: 1 });
         self.count.store(joined.len(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The groups with datagrams, and their sockets.
+    fn ready(&self) -> Vec<(IpAddr, Arc<UdpSocket>)> {
+        let mut events = Vec::with_capacity(MOST_GROUPS);
+        let at_once = Timespec::default();
+        // An error is an interruption: the wait that follows ends at once.
+        if epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_once)).is_err() {
+            return Vec::new();
+        }
+        if events.is_empty() {
+            return Vec::new();
+        }
+        let is_ready = |known: &Group| events.iter().any(|event| event.data.u64() == known.number);
+        let joined = self.joined();
+        let ready = joined.iter().filter(|(_, known)| is_ready(known));
+        ready.map(|(group, known)| (*group, known.socket.clone())).collect()
     }
 
     /// A socket in a group.
@@ -142,6 +166,7 @@ impl Groups {
             }
             (IpAddr::V6(group), _) => {
                 set_ipv6_v6only(&socket, true)?;
+                super::take_without_checksum(&socket);
                 // Before Linux 4.20 there is no such option: then datagrams come for a group at other interfaces, too.
                 let _ = AllGroupsV6.set(&socket, &false);
                 bind(&socket, &SocketAddrV6::new(group, self.at.port(), 0, self.interface))?;
@@ -181,8 +206,7 @@ impl GroupReceiver {
         if groups.count.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let sockets: Vec<(IpAddr, Arc<UdpSocket>)> =
-            groups.joined().iter().map(|(group, known)| (*group, known.socket.clone())).collect();
+        let sockets = groups.ready();
         let mut more = false;
         // One byte more than a datagram may have: so a longer one is known.
         let mut buffer = [0; MAX_DATAGRAM + 1];

@@ -76,6 +76,10 @@ impl Train {
         }
     }
 
+    pub(super) fn to(&self) -> IpAddr {
+        self.to
+    }
+
     /// The number of packets.
     pub(super) fn len(&self) -> usize {
         self.packets.len()
@@ -98,10 +102,23 @@ impl Train {
     }
 }
 
-/// Whether an error of a train says that the system cannot cut it: an old kernel, a device without checksums, or
-/// packets longer than the path's MTU.
-pub(super) fn is_unknown(why: Errno) -> bool {
-    [Errno::INVAL, Errno::IO, Errno::MSGSIZE, Errno::NOPROTOOPT, Errno::OPNOTSUPP].contains(&why)
+/// Where the system does not cut trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// On the way to an address: its MTU is smaller than the packets, its interface computes no checksums, or it is
+    /// encrypted.
+    Way,
+    /// Nowhere: the kernel is old.
+    System,
+}
+
+/// What an error of a train says of cutting; `None` for another error.
+pub(super) fn refusal(why: Errno) -> Option<Refusal> {
+    match why {
+        Errno::IO | Errno::MSGSIZE => Some(Refusal::Way),
+        Errno::INVAL | Errno::NOPROTOOPT | Errno::OPNOTSUPP => Some(Refusal::System),
+        _ => None,
+    }
 }
 
 /// Sends the first train, or the trains of one packet at the begin; returns how many.
