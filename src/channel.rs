@@ -137,9 +137,19 @@ impl CompletionChannel {
     /// As [`try_next`](Self::try_next).
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<ObjectKey>> {
+        let platform = self.inner.file.kernel.platform();
         if timeout.is_none() && self.inner.blocking.load(Ordering::Relaxed) {
             self.inner.file.check_fork(VERB)?;
             loop {
+                // A hosted system does the device's work in waits, not in reads.
+                if platform.hosted().is_some() {
+                    let mut fds = [PollFd::new(&self.inner.fd, PollFlags::IN)];
+                    match platform.wait(&mut fds, None) {
+                        Ok(0) => continue,
+                        Ok(_) => {}
+                        Err(errno) => return Err(Error::new(VERB, errno)),
+                    }
+                }
                 match self.read()? {
                     ReadEvent::Of(key) => return Ok(Some(key)),
                     ReadEvent::Other => {}
@@ -148,7 +158,6 @@ impl CompletionChannel {
                 }
             }
         }
-        let platform = self.inner.file.kernel.platform();
         wait_readable(VERB, &platform, self.inner.fd.as_fd(), timeout, || self.try_next())
     }
 

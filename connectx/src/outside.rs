@@ -13,6 +13,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use uverbs_roce::cm::MAD;
+use uverbs_roce::headers::{Packet, Syndrome};
 use uverbs_roce::opcodes::Operation;
 
 use crate::link::Flight;
@@ -59,6 +60,14 @@ impl Outgoing {
     /// The packet, from BTH to padding.
     pub fn packet(&self) -> &[u8] {
         &self.flight.packet
+    }
+
+    /// Whether it acknowledges, and does nothing else.
+    pub(crate) fn is_ack(&self) -> bool {
+        Packet::parse(self.packet()).is_ok_and(|packet| {
+            packet.opcode.operation == Operation::Acknowledge
+                && packet.aeth.is_some_and(|aeth| aeth.syndrome() == Some(Syndrome::Ack))
+        })
     }
 }
 

@@ -1011,25 +1011,24 @@ impl Kernel {
         }
     }
 
-    /// Does everything that is due, and holds the events. If there are some and it `may_linger`, the packets of the last
-    /// turn wait for the next run: the ACKs of messages that the program is told of, and perhaps answers. Returns whether
-    /// they do.
+    /// Does everything that is due, and holds the events. If there are some and it `may_linger`, the ACKs of messages
+    /// that the program is told of wait for the next run, unless there is something else to send. Returns whether they do.
     pub(crate) fn run_holding(&mut self, now: u64, may_linger: bool) -> bool {
         self.delivery.hold(true);
         self.lingers = may_linger;
         self.run(now);
         self.lingers = false;
         self.delivery.hold(false);
-        let lingers = may_linger && self.delivery.has_held() && self.has_outgoing();
+        let lingers = may_linger && self.delivery.has_held() && self.owes_acks();
         if !lingers {
             self.transmit();
         }
         lingers
     }
 
-    /// Whether packets wait for [`transmit`](Self::transmit).
-    pub(crate) fn has_outgoing(&self) -> bool {
-        self.switch.has_outgoing()
+    /// Whether ACKs wait for [`transmit`](Self::transmit).
+    pub(crate) fn owes_acks(&self) -> bool {
+        self.switch.has_outgoing_acks()
     }
 
     /// Sends the packets that leave the process.

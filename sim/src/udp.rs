@@ -11,6 +11,8 @@
 //!        └─▶ ends, length, ICRC ─▶ Kernel::receive ─▶ switch: headers, queue pair, P_Key, source
 //! ```
 //!
+//! `udp/service.rs` says which thread receives.
+//!
 //! Datagrams for multicast groups come to sockets of their own (`udp/groups.rs`).
 //!
 //! The socket is not connected and sets *don't fragment*: then Linux sends IPv4 with identification 0, which the ICRC
@@ -19,6 +21,7 @@
 mod train;
 
 pub(crate) mod groups;
+pub(crate) mod service;
 
 use crate::fabric::FabricError;
 use groups::Groups;
@@ -217,26 +220,66 @@ impl Wire {
         let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
     }
 
-    /// Waits for a datagram, for the alarm, for room to send if that is `blocked`, or for the end of a while.
-    pub(crate) fn wait(&self, blocked: bool, timeout: Option<Duration>) {
+    /// Waits for a datagram, for the alarm, for room to send if that is `blocked`, for one of `others`, or for the end of
+    /// a while. A signal ends the wait early.
+    pub(crate) fn wait(
+        &self,
+        others: &[PollFd<'_>],
+        blocked: bool,
+        timeout: Option<Duration>,
+    ) -> Readiness {
         let wanted = if blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let groups = self.groups.readable();
-        let mut fds = [
-            PollFd::new(&self.socket, wanted),
-            PollFd::new(&self.alarm, PollFlags::IN),
-            PollFd::new(&groups, PollFlags::IN),
-        ];
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: timeout.as_secs() as _,
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
-        // An interruption ends the wait; the caller waits again.
-        let _ = poll(&mut fds, timeout.as_ref());
-        if fds[1].revents().contains(PollFlags::IN) {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.alarm, &mut count);
+        let mut fds = Vec::with_capacity(3 + others.len());
+        fds.push(PollFd::new(&self.alarm, PollFlags::IN));
+        fds.push(PollFd::new(&self.socket, wanted));
+        fds.push(PollFd::new(&groups, PollFlags::IN));
+        fds.extend_from_slice(others);
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        // Of the descriptors that the program names it is told by a call of its own.
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return Readiness { alarm: false, socket: false, is_interrupted: true };
+        }
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        Readiness {
+            alarm: is_ready(&fds[0]),
+            socket: fds[1..3].iter().any(is_ready),
+            is_interrupted: false,
         }
     }
+
+    /// Takes the alarm back.
+    pub(crate) fn calm(&self) {
+        let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
+    }
+}
+
+/// What has ended a wait, if it was not the program's or time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Readiness {
+    pub(crate) alarm: bool,
+    /// Datagrams, or room.
+    pub(crate) socket: bool,
+    /// By a signal, or an error.
+    pub(crate) is_interrupted: bool,
+}
+
+/// Whether a socket of IPv6 gets datagrams without a UDP checksum (`linux/udp.h`). So soft-RoCE and hardware send them.
+#[derive(Clone)]
+struct WithoutChecksum;
+const UDP_NO_CHECK6_RX: libc::c_int = 102;
+nix::setsockopt_impl!(
+    WithoutChecksum,
+    libc::IPPROTO_UDP,
+    UDP_NO_CHECK6_RX,
+    bool,
+    nix::sys::socket::sockopt::SetBool
+);
+
+/// Lets datagrams without a UDP checksum in. Their ICRC covers what a checksum would.
+fn take_without_checksum(socket: &OwnedFd) {
+    // Before Linux 3.16 there is no such option: then they are dropped.
+    let _ = setsockopt(socket, WithoutChecksum, &true);
 }
 
 /// Whether an address is that of one port: not of a group or of all ports, and not of one link, which has no GID that
@@ -518,7 +561,7 @@ fn segments(message: &[u8], segment: i32) -> impl ExactSizeIterator<Item = &[u8]
     (0..len.max(1)).step_by(segment).map(move |at| &message[at..len.min(at + segment)])
 }
 
-/// The receiving side of a socket, which one thread has.
+/// The receiving side of a socket, which one thread has at a time.
 pub(crate) struct Receiver {
     wire: Arc<Wire>,
     buffers: Vec<u8>,

@@ -10,8 +10,8 @@ use crate::history::History;
 use crate::kernel::{Kernel, Object, guid};
 use crate::memory::Birthplace;
 use crate::strict::Findings;
-use crate::udp::groups::GroupReceiver;
-use crate::udp::{Receiver, Wire};
+use crate::udp::Wire;
+use crate::udp::service::Service;
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -54,14 +54,9 @@ const LAST_PATIENCE: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_micros(100);
 
 /// Nanoseconds that the thread of timers sleeps at least.
-const BREATH: u64 = 1_000;
-/// Full batches of datagrams after which timers run although more are there.
-const MOST_BATCHES: u32 = 64;
-/// Nanoseconds that the ACK of a message waits for the program's answer, beside the slack of the system's timers, which
-/// is 50 µs.
-const LINGER: u64 = 10_000;
+pub(crate) const BREATH: u64 = 1_000;
 /// Nanoseconds after which the kernel tries an event file again that was full.
-const CROWDED: u64 = 1_000_000;
+pub(crate) const CROWDED: u64 = 1_000_000;
 
 thread_local! {
     /// Polls of this thread with nothing to do.
@@ -71,11 +66,11 @@ thread_local! {
 const POLLS_PER_YIELD: u8 = 8;
 
 /// The time of no timer.
-const NEVER: u64 = u64::MAX;
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// The part of a world that its thread keeps, if that receives from a socket: so the world can be dropped meanwhile,
 /// and then waits for the thread.
-struct Core {
+pub(crate) struct Core {
     /// The process that made it.
     birthplace: Birthplace,
     kernel: Mutex<Kernel>,
@@ -83,9 +78,9 @@ struct Core {
     /// When the thread runs the world again, in nanoseconds since the start, or [`NEVER`]. Changed under the kernel's
     /// lock.
     armed: AtomicU64,
-    /// The socket to peers outside of the process.
-    wire: Option<Arc<Wire>>,
-    /// Whether the thread waits until the socket has room. Changed under the kernel's lock.
+    /// The service of the socket to peers outside of the process.
+    service: Option<Service>,
+    /// Whether the socket is waited for until it has room. Changed under the kernel's lock.
     waits_for_room: AtomicBool,
     /// Whether the world is gone.
     is_over: AtomicBool,
@@ -93,7 +88,7 @@ struct Core {
 
 impl Core {
     /// The kernel; `ENODEV` in a child of `fork`. A thread that panicked while it had the lock left it as it was.
-    fn kernel(&self) -> Result<MutexGuard<'_, Kernel>> {
+    pub(crate) fn kernel(&self) -> Result<MutexGuard<'_, Kernel>> {
         if !self.birthplace.is_here() {
             return Err(Errno::NODEV);
         }
@@ -101,7 +96,7 @@ impl Core {
     }
 
     /// Nanoseconds of real time since the start.
-    fn elapsed(&self) -> u64 {
+    pub(crate) fn elapsed(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
 
@@ -113,7 +108,7 @@ impl Core {
 
     /// Notes what the thread waits for, and chooses when it runs again: not later than it did before, although each ACK
     /// moves the timer of its queue pair back, so that the next request need not wake the thread for an earlier one.
-    fn arm(&self, kernel: &Kernel) {
+    pub(crate) fn arm(&self, kernel: &Kernel) {
         let now = self.elapsed();
         let before = self.armed.load(Ordering::Relaxed);
         let due = self.due(kernel, now);
@@ -122,81 +117,19 @@ impl Core {
         self.waits_for_room.store(kernel.is_blocked(), Ordering::Relaxed);
     }
 
-    /// Handles datagrams that come from outside, and runs the world when it is due, until the world is over.
-    fn receive(&self, wire: Arc<Wire>) {
-        let mut receiver = Receiver::new(wire.clone());
-        let mut of_groups = GroupReceiver::default();
-        let mut batches = 0;
-        let (mut lingers, mut linger) = (false, Linger::default());
-        while !self.is_over.load(Ordering::SeqCst) {
-            let more = receiver.receive() | of_groups.receive(wire.groups());
-            batches = if more { batches + 1 } else { 0 };
-            // ACKs that are there count before timeouts, unless there is no end of them.
-            let holds_timers = more && batches % MOST_BATCHES != 0;
-            let delivery = {
-                // Their ICRCs are checked before others have to wait.
-                let datagrams: Vec<_> =
-                    receiver.datagrams().chain(of_groups.datagrams(wire.groups())).collect();
-                let Ok(mut kernel) = self.kernel() else { return };
-                let late = lingers && kernel.has_outgoing();
-                if lingers {
-                    linger.ended(late);
-                }
-                let now = self.elapsed();
-                datagrams.iter().for_each(|datagram| kernel.receive(now, datagram));
-                kernel.switch.hold_timers(holds_timers);
-                lingers = kernel.run_holding(self.elapsed(), !late && !more && linger.may());
-                self.arm(&kernel);
-                kernel.delivery.clone()
-            };
-            // A program that wakes earlier finds the lock taken.
-            delivery.release();
-            if more {
-                // A caller that waits for the kernel's lock gets it.
-                std::thread::yield_now();
-            } else {
-                let (now, blocked) = (self.elapsed(), self.waits_for_room.load(Ordering::Relaxed));
-                let crowded = delivery.is_crowded().then_some(now + CROWDED);
-                let lingers = lingers.then_some(now + LINGER);
-                let armed = self.armed.load(Ordering::Relaxed);
-                let due = crowded.into_iter().chain(lingers).fold(armed, u64::min);
-                // Leaves the program time for calls between two runs, however late the timer is.
-                let left = due.saturating_sub(now).max(BREATH);
-                wire.wait(blocked, (due != NEVER).then(|| Duration::from_nanos(left)));
-            }
-        }
-        // The peer is owed the ACKs of messages that the program was told of.
-        if let Ok(mut kernel) = self.kernel() {
-            kernel.transmit();
-        }
-    }
-}
-
-/// Whether the ACK of a message waits for the program's answer, with which it can leave: then the peer's thread wakes
-/// once in place of twice. It does while programs answer at once.
-#[derive(Debug, Default)]
-struct Linger {
-    /// Messages that are acknowledged at once before the next try.
-    skips: u32,
-    /// How many there are after the next ACK that waits in vain.
-    penalty: u32,
-}
-
-impl Linger {
-    /// The most messages between two tries.
-    const MOST: u32 = 1024;
-
-    /// Whether the ACK of the next message may wait.
-    fn may(&mut self) -> bool {
-        let may = self.skips == 0;
-        self.skips = self.skips.saturating_sub(1);
-        may
+    /// When it was chosen to run again, or [`NEVER`].
+    pub(crate) fn armed(&self) -> u64 {
+        self.armed.load(Ordering::Relaxed)
     }
 
-    /// An ACK has waited, in vain if it was `late`.
-    fn ended(&mut self, late: bool) {
-        self.penalty = if late { (2 * self.penalty).clamp(16, Linger::MOST) } else { 0 };
-        self.skips = self.penalty;
+    /// Whether packets wait until the socket has room.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.waits_for_room.load(Ordering::Relaxed)
+    }
+
+    /// Whether the world is gone.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
     }
 }
 
@@ -257,7 +190,7 @@ impl World {
             kernel: Mutex::new(kernel),
             started: Instant::now(),
             armed: AtomicU64::new(NEVER),
-            wire,
+            service: wire.map(Service::new),
             waits_for_room: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         });
@@ -276,9 +209,11 @@ impl World {
             clock: Mutex::default(),
             has_clock: AtomicBool::new(false),
         });
-        match (mode, core.wire.clone()) {
+        match (mode, &core.service) {
             (Mode::Trapped, None) => _ = world.start(World::timers(world.this.clone())),
-            (Mode::Trapped, Some(wire)) => world.start(move || core.receive(wire))?,
+            (Mode::Trapped, Some(_)) => {
+                world.start(move || core.service.iter().for_each(|service| service.run(&core)))?;
+            }
             (Mode::Stepped { .. }, _) => {}
         }
         Ok(world)
@@ -298,7 +233,7 @@ impl World {
     /// The socket to peers outside of the process.
     #[cfg(test)]
     pub(crate) fn wire(&self) -> Option<&Wire> {
-        self.core.wire.as_deref()
+        self.core.service.as_ref().map(Service::wire)
     }
 
     /// Another handle of the world, for a file that keeps it.
@@ -461,7 +396,7 @@ impl World {
     /// was anything to do.
     fn run_trapped(&self, kernel: &mut Kernel, now: u64) -> bool {
         // Over UDP the thread runs them, which knows whether ACKs have come.
-        kernel.switch.hold_timers(self.core.wire.is_some());
+        kernel.switch.hold_timers(self.core.service.is_some());
         let worked = kernel.run(now);
         let due = self.core.due(kernel, self.nanoseconds());
         // The thread has to wait for room at the socket, too.
@@ -475,10 +410,8 @@ impl World {
     }
 
     fn wake_timer(&self) {
-        match &self.core.wire {
-            Some(wire) => wire.wake(),
-            None => self.timer.get().into_iter().for_each(|timer| timer.thread().unpark()),
-        }
+        self.core.service.iter().for_each(Service::wake);
+        self.timer.get().into_iter().for_each(|timer| timer.thread().unpark());
     }
 
     /// Starts the thread of the world.
@@ -648,7 +581,7 @@ impl Drop for World {
             self.wake_timer();
         }
         self.print_history();
-        let Some(timer) = self.timer.take().filter(|_| self.core.wire.is_some() && here) else {
+        let Some(timer) = self.timer.take().filter(|_| self.core.service.is_some() && here) else {
             return;
         };
         // The thread has no handle of the world, so that another one drops it. The socket is closed when this returns.
@@ -745,7 +678,7 @@ impl HostSystem for World {
             return Ok(peer);
         }
         // The address of the socket is the only one that peers outside are reached from.
-        let own = self.core.wire.as_ref().map(|wire| wire.address().ip());
+        let own = self.core.service.as_ref().map(|service| service.wire().address().ip());
         let own = own.filter(|own| own.is_ipv4() == peer.is_ipv4());
         own.filter(|_| {
             kernel
@@ -774,31 +707,9 @@ impl HostSystem for World {
         if self.is_stepped() {
             return self.wait_stepped(fds, deadline);
         }
-        poll_until(fds, deadline)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn acks_wait_while_programs_answer_and_seldom_when_they_do_not() {
-        let mut linger = Linger::default();
-        for _ in 0..100 {
-            assert!(linger.may());
-            linger.ended(false);
+        match &self.core.service {
+            Some(service) if self.is_here() => service.wait(&self.core, fds, deadline),
+            _ => poll_until(fds, deadline),
         }
-        let mut tries = 0;
-        for _ in 0..10_000 {
-            if linger.may() {
-                tries += 1;
-                linger.ended(true);
-            }
-        }
-        assert!((5..=20).contains(&tries), "{tries} of 10,000");
-        while !linger.may() {}
-        linger.ended(false);
-        assert!(linger.may());
     }
 }

@@ -77,9 +77,10 @@ impl Fabric {
         self.outside.as_ref().is_some_and(|outside| outside.outgoing.len() >= MOST_OUTGOING / 2)
     }
 
-    /// Whether [`Fabric::take_outgoing`] has one.
-    pub fn has_outgoing(&self) -> bool {
-        self.outside.as_ref().is_some_and(|outside| !outside.outgoing.is_empty())
+    /// Whether [`Fabric::take_outgoing`] has ACKs, and no other packets.
+    pub fn has_outgoing_acks(&self) -> bool {
+        let outgoing = self.outside.as_ref().map(|outside| &outside.outgoing);
+        outgoing.is_some_and(|packets| !packets.is_empty() && packets.iter().all(Outgoing::is_ack))
     }
 
     /// Takes the next packet that leaves the process.

@@ -7,7 +7,7 @@
 //! ```text
 //! attach_mcast ─▶ Groups::join ─▶ socket, bound to GROUP:PORT, in the group at the device's interface
 //!                                   │
-//! thread uverbs-sim ◀─ poll ◀─ epoll of these sockets
+//!             Service ◀─ poll ◀─ epoll of these sockets
 //! ```
 
 use super::Datagram;
@@ -192,7 +192,7 @@ impl Groups {
     }
 }
 
-/// The receiving side of the sockets of groups, which one thread has.
+/// The receiving side of the sockets of groups, which one thread has at a time.
 #[derive(Default)]
 pub(crate) struct GroupReceiver {
     /// The group of each datagram, its sender, its bytes.

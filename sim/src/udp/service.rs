@@ -1,0 +1,374 @@
+//! Which thread serves the socket of a fabric: that of the world, or one of the program that waits for an event.
+//!
+//! A datagram that wakes the world's thread, which then wakes the program's, costs two changes of threads. So a thread of
+//! the program serves the socket while it waits in [`HostSystem::wait`](uverbs_host::HostSystem::wait): it finds the event
+//! of a message that it has received itself. Meanwhile, and as long as such waits follow one another, the world's thread
+//! stands by:
+//!
+//! ```text
+//!             a wait serves, or has since              LOOKS times the same wait
+//!   serving ────────────────────────────▶ standing by ───────────────────────────▶ asleep
+//!      ▲                                     │    ▲                                  │
+//!      └─────────────────────────────────────┘    └──────────────────────────────────┘
+//!        no wait since the last look, or alarm           the wait ends, or alarm
+//! ```
+//!
+//! Programs that wait by the descriptors of their channels (an event loop) are served by the world's thread.
+
+use super::groups::GroupReceiver;
+use super::{Readiness, Receiver, Wire};
+use crate::call::Result;
+use crate::world::{BREATH, CROWDED, Core, NEVER};
+use rustix::event::PollFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use uverbs_host::poll_until;
+
+/// Full batches of datagrams after which timers run although more are there.
+const MOST_BATCHES: u32 = 64;
+/// Nanoseconds that the ACK of a message waits for the program's answer, beside the slack of the system's timers, which
+/// is 50 µs.
+const LINGER: u64 = 10_000;
+/// Until the first look of a thread that stands by. Each further one takes twice as long, up to four times.
+const LOOK: Duration = Duration::from_micros(500);
+/// Looks at the same wait after which the thread sleeps until it ends.
+const LOOKS: u32 = 4;
+
+/// The service of a socket.
+pub(crate) struct Service {
+    wire: Arc<Wire>,
+    server: Mutex<Server>,
+    /// Whether a wait of the program serves. Changed with the server.
+    is_wait: AtomicBool,
+    /// Waits that have served, and have ended.
+    waits: AtomicU64,
+    /// Waits that another thread serves.
+    others: AtomicU32,
+    /// The thread of the world.
+    thread: OnceLock<Thread>,
+    /// Whether it sleeps until the wait ends.
+    is_asleep: AtomicBool,
+    /// Whether it has to look at once.
+    is_alarmed: AtomicBool,
+}
+
+/// What the thread that serves has.
+struct Server {
+    receiver: Receiver,
+    of_groups: GroupReceiver,
+    /// Full batches of datagrams one after the other.
+    batches: u32,
+    /// Whether ACKs may wait for the program's answer, with which they can leave: then the peer wakes once in place of
+    /// twice.
+    late_acks: Attempts,
+    /// Whether some wait now.
+    lingers: bool,
+    /// Whether waits may serve.
+    waits: Attempts,
+}
+
+/// The end of a turn of the server.
+#[derive(Clone, Copy)]
+struct Turn {
+    /// Whether there may be more datagrams.
+    more: bool,
+    /// Whether datagrams had come.
+    found: bool,
+    /// When the next one is due, in nanoseconds since the world's start, or [`NEVER`].
+    due: u64,
+}
+
+impl Server {
+    /// Handles what has come, and runs the world. `None` in a child of `fork`.
+    fn turn(&mut self, core: &Core, wire: &Wire) -> Option<Turn> {
+        let more = self.receiver.receive() | self.of_groups.receive(wire.groups());
+        self.batches = if more { self.batches + 1 } else { 0 };
+        // ACKs that are there count before timeouts, unless there is no end of them.
+        let holds_timers = more && self.batches % MOST_BATCHES != 0;
+        // Their ICRCs are checked before others have to wait.
+        let datagrams: Vec<_> =
+            self.receiver.datagrams().chain(self.of_groups.datagrams(wire.groups())).collect();
+        let delivery = {
+            let mut kernel = core.kernel().ok()?;
+            let late = self.lingers && kernel.owes_acks();
+            if self.lingers {
+                self.late_acks.ended(late);
+            }
+            let now = core.elapsed();
+            datagrams.iter().for_each(|datagram| kernel.receive(now, datagram));
+            kernel.switch.hold_timers(holds_timers);
+            let may_linger = !late && !more && self.late_acks.may();
+            self.lingers = kernel.run_holding(core.elapsed(), may_linger);
+            core.arm(&kernel);
+            kernel.delivery.clone()
+        };
+        // A program that wakes earlier finds the lock taken.
+        delivery.release();
+        let now = core.elapsed();
+        let crowded = delivery.is_crowded().then_some(now + CROWDED);
+        let lingers = self.lingers.then_some(now + LINGER);
+        let due = crowded.into_iter().chain(lingers).fold(core.armed(), u64::min);
+        Some(Turn { more, found: !datagrams.is_empty(), due })
+    }
+
+    /// Sends the ACKs that wait for an answer of the program, which has none.
+    fn end_lingering(&mut self, core: &Core) {
+        if !std::mem::take(&mut self.lingers) {
+            return;
+        }
+        if let Ok(mut kernel) = core.kernel() {
+            self.late_acks.ended(kernel.owes_acks());
+            kernel.transmit();
+            core.arm(&kernel);
+        }
+    }
+}
+
+/// The time until a turn is due; `None` for no such time. Leaves the program time for calls between two turns, however
+/// late the timer is.
+fn left(core: &Core, due: u64) -> Option<Duration> {
+    let left = due.saturating_sub(core.elapsed()).max(BREATH);
+    (due != NEVER).then(|| Duration::from_nanos(left))
+}
+
+/// A wait of the program that serves.
+struct Shift<'s> {
+    service: &'s Service,
+    server: MutexGuard<'s, Server>,
+}
+
+impl Drop for Shift<'_> {
+    fn drop(&mut self) {
+        let service = self.service;
+        service.waits.fetch_add(1, Ordering::SeqCst);
+        service.is_wait.store(false, Ordering::SeqCst);
+        if service.others.load(Ordering::SeqCst) > 0 {
+            // Of several threads that wait, none serves the others well.
+            self.server.waits.ended(true);
+            service.wake();
+        }
+        if service.is_asleep.swap(false, Ordering::SeqCst) {
+            service.unpark();
+        }
+    }
+}
+
+impl Service {
+    pub(crate) fn new(wire: Arc<Wire>) -> Service {
+        let server = Server {
+            receiver: Receiver::new(wire.clone()),
+            of_groups: GroupReceiver::default(),
+            batches: 0,
+            late_acks: Attempts::default(),
+            lingers: false,
+            waits: Attempts::default(),
+        };
+        Service {
+            wire,
+            server: Mutex::new(server),
+            is_wait: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
+            others: AtomicU32::new(0),
+            thread: OnceLock::new(),
+            is_asleep: AtomicBool::new(false),
+            is_alarmed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
+    }
+
+    /// Lets the thread that serves choose anew what it waits for.
+    pub(crate) fn wake(&self) {
+        self.wire.wake();
+        self.is_alarmed.store(true, Ordering::SeqCst);
+        self.unpark();
+    }
+
+    fn unpark(&self) {
+        self.thread.get().into_iter().for_each(Thread::unpark);
+    }
+
+    /// The server, if no other thread has it.
+    fn server(&self) -> Option<MutexGuard<'_, Server>> {
+        match self.server.try_lock() {
+            Ok(server) => Some(server),
+            Err(TryLockError::Poisoned(server)) => Some(server.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The body of the world's thread: serves while no wait of the program does, until the world is over.
+    pub(crate) fn run(&self, core: &Core) {
+        let _ = self.thread.set(std::thread::current());
+        let mut takes_over = false;
+        while !core.is_over() {
+            let waits = self.waits.load(Ordering::SeqCst);
+            let turn = self.server().map(|mut server| {
+                let turn = server.turn(core, &self.wire)?;
+                if std::mem::take(&mut takes_over) {
+                    server.waits.ended(turn.found);
+                }
+                Some(turn)
+            });
+            let readiness = match turn {
+                Some(None) => return,
+                Some(Some(Turn { more: true, .. })) => {
+                    // A caller that waits for the kernel's lock gets it.
+                    std::thread::yield_now();
+                    None
+                }
+                Some(Some(turn)) => {
+                    Some(self.wire.wait(&[], core.waits_for_room(), left(core, turn.due)))
+                }
+                None => None,
+            };
+            if self.is_wait.load(Ordering::SeqCst) || self.waits.load(Ordering::SeqCst) != waits {
+                takes_over = self.stand_by(core);
+            } else if readiness.is_some_and(|readiness| readiness.alarm) {
+                self.wire.calm();
+            }
+        }
+        // The peer is owed the ACKs of messages that the program was told of.
+        if let Ok(mut kernel) = core.kernel() {
+            kernel.transmit();
+        }
+    }
+
+    /// Waits until the program's waits serve no more, or there is an alarm: `false`.
+    fn stand_by(&self, core: &Core) -> bool {
+        let (mut waits, mut looks, mut look) = (self.waits.load(Ordering::SeqCst), 0, LOOK);
+        while !core.is_over() && !self.is_alarmed.swap(false, Ordering::SeqCst) {
+            std::thread::park_timeout(look);
+            look = (2 * look).min(4 * LOOK);
+            let is_wait = self.is_wait.load(Ordering::SeqCst);
+            let before = std::mem::replace(&mut waits, self.waits.load(Ordering::SeqCst));
+            match (is_wait, before == waits) {
+                (false, true) => return true,
+                (true, true) => looks += 1,
+                (_, false) => looks = 0,
+            }
+            if looks == LOOKS {
+                looks = 0;
+                self.is_asleep.store(true, Ordering::SeqCst);
+                if self.is_wait.load(Ordering::SeqCst)
+                    && !self.is_alarmed.load(Ordering::SeqCst)
+                    && !core.is_over()
+                {
+                    std::thread::park();
+                }
+                self.is_asleep.store(false, Ordering::SeqCst);
+            }
+        }
+        false
+    }
+
+    /// A wait that serves from now on; `None` if another one does, or this one had better not.
+    fn shift(&self) -> Option<Shift<'_>> {
+        let mut server = self.server()?;
+        if !server.waits.may() {
+            return None;
+        }
+        self.is_wait.store(true, Ordering::SeqCst);
+        Some(Shift { service: self, server })
+    }
+
+    /// [`poll_until`], which serves the socket meanwhile.
+    pub(crate) fn wait(
+        &self,
+        core: &Core,
+        fds: &mut [PollFd<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<usize> {
+        let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
+        if is_over() {
+            return poll_until(fds, deadline);
+        }
+        let Some(mut shift) = self.shift() else {
+            self.others.fetch_add(1, Ordering::SeqCst);
+            let answer = poll_until(fds, deadline);
+            self.others.fetch_sub(1, Ordering::SeqCst);
+            return answer;
+        };
+        let ready = |fds: &mut [PollFd<'_>]| poll_until(fds, Some(Instant::now()));
+        shift.server.end_lingering(core);
+        let mut due = core.armed();
+        loop {
+            let until = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let timeout = until.into_iter().chain(left(core, due)).min();
+            let Readiness { alarm, socket, is_interrupted } =
+                self.wire.wait(fds, core.waits_for_room(), timeout);
+            if alarm {
+                self.wire.calm();
+            }
+            if alarm || socket || core.elapsed() >= due {
+                match shift.server.turn(core, &self.wire) {
+                    Some(turn) => {
+                        due = turn.due;
+                        if turn.more {
+                            std::thread::yield_now();
+                        }
+                    }
+                    None => return ready(fds),
+                }
+            }
+            match ready(fds) {
+                Ok(0) if !is_interrupted && !is_over() => {}
+                answer => return answer,
+            }
+        }
+    }
+}
+
+/// Whether to try something that pays only if the program does its part: not for a while after it was in vain.
+#[derive(Debug, Default)]
+struct Attempts {
+    /// Times that it is not tried before the next attempt.
+    skips: u32,
+    /// How many there are after the next attempt that is in vain.
+    penalty: u32,
+}
+
+impl Attempts {
+    /// The most times between two attempts.
+    const MOST: u32 = 1024;
+
+    fn may(&mut self) -> bool {
+        let may = self.skips == 0;
+        self.skips = self.skips.saturating_sub(1);
+        may
+    }
+
+    fn ended(&mut self, in_vain: bool) {
+        self.penalty = if in_vain { (2 * self.penalty).clamp(16, Attempts::MOST) } else { 0 };
+        self.skips = self.penalty;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_go_on_while_they_pay_and_are_seldom_when_they_do_not() {
+        let mut attempts = Attempts::default();
+        for _ in 0..100 {
+            assert!(attempts.may());
+            attempts.ended(false);
+        }
+        let mut tries = 0;
+        for _ in 0..10_000 {
+            if attempts.may() {
+                tries += 1;
+                attempts.ended(true);
+            }
+        }
+        assert!((5..=20).contains(&tries), "{tries} of 10,000");
+        while !attempts.may() {}
+        attempts.ended(false);
+        assert!(attempts.may());
+    }
+}
