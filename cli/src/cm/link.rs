@@ -78,11 +78,27 @@ impl Link {
         memory: L,
         connection: &Connection,
     ) -> Result<Option<Buffer>> {
+        let done = self.begin(wr, memory, connection)?;
+        done.ok_or_else(|| Failure::run("the peer closed the connection during a request"))
+    }
+
+    /// Sends a message after which the peer may close the connection. A device that it has closed may acknowledge
+    /// nothing any more: soft-RoCE does not.
+    pub(super) fn send_last(&mut self, bytes: &[u8], connection: &Connection) -> Result<()> {
+        self.begin(SendWr::send(&[]).inline(bytes), (), connection).map(drop)
+    }
+
+    /// The same as [`request`](Self::request); `None` if the peer closed the connection before it was complete.
+    fn begin<L: Lend>(
+        &mut self,
+        wr: SendWr<'_>,
+        memory: L,
+        connection: &Connection,
+    ) -> Result<Option<Option<Buffer>>> {
         let mut batch = self.qp.send_batch().map_err(cannot_post)?;
         batch.push(wr, memory, Request::Send).map_err(|failed| cannot_post(failed.error))?;
         batch.ring().map_err(|error| Failure::run(error.to_string()))?;
-        let done = self.wait(connection, LAST_ACKNOWLEDGEMENT, |link| link.sent.take())?;
-        done.ok_or_else(|| Failure::run("the peer closed the connection during a request"))
+        self.wait(connection, LAST_ACKNOWLEDGEMENT, |link| link.sent.take())
     }
 
     /// Waits for a message, or until the peer closes the connection.

@@ -199,11 +199,10 @@ fn next_announcement(link: &mut Link, connection: &Connection) -> Result<Option<
     }
 }
 
-/// Tells the client to go on. The content of the message does not matter.
+/// Tells the client to go on, or that its text is back: then it may leave. The content of the message does not matter.
 fn answer(link: &mut Link, connection: &Connection) -> Result<()> {
     let bytes = Announcement { remote: Remote { addr: 0, rkey: Rkey(0) }, length: 0 }.to_bytes();
-    link.request(SendWr::send(&[]).inline(&bytes), (), connection)?;
-    Ok(())
+    link.send_last(&bytes, connection)
 }
 
 impl RpingArgs {
