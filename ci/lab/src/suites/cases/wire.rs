@@ -5,11 +5,12 @@
 
 use super::case::Case;
 
-/// Makes the cable, the namespace `away` with our end (10.1.0.2), and `rxe2` at the other (10.1.0.1), unless an earlier
-/// case did. A switch in the namespace `between` joins them. `there` runs a command in `away`, and `tcp_there` is
+/// Makes the cable, the namespace `away` with our end (10.1.0.2, fd00::2), and `rxe2` at the other (10.1.0.1, fd00::1),
+/// unless an earlier case did. A switch in the namespace `between` joins them. `there` runs a command in `away`, and `tcp_there` is
 /// [`tcp`](super::case::PRELUDE) of that namespace. `impair PACKETS NETEM...` makes both ports of the switch lose, repeat
 /// or reorder packets until soft-RoCE has sent so many. On soft-RoCE's own interface a packet that netem drops would be an
-/// error of sending.
+/// error of sending. Our trains are cut before they come to the switch, which would lose or repeat them whole; with
+/// `trains=whole` it does.
 const CABLE: &str = r#"
 ip=/usr/bin/ip gids=/sys/class/infiniband/rxe2/ports/1/gids
 $ip netns list | grep -q "^away" || {
@@ -23,21 +24,27 @@ $ip netns list | grep -q "^away" || {
     $ip -n between link set b1 master switch up &&
     $ip -n away link set lo up &&
     $ip -n away address add 10.1.0.2/24 dev w1 &&
+    $ip -n away address add fd00::2/64 dev w1 nodad &&
     $ip -n away link set w1 up &&
     $ip address add 10.1.0.1/24 dev w0 &&
+    $ip address add fd00::1/64 dev w0 nodad &&
     $ip link set w0 up &&
     /usr/bin/rdma link add rxe2 type rxe netdev w0
 } || fail "no cable"
 until_true "grep -q 0a01:0001 $gids/*" || exit 1
 gid=$(basename $(grep -l 0a01:0001 $gids/* | head -n 1))
 there="$ip netns exec away" tc="$ip netns exec between /usr/sbin/tc"
-sim="$there env UVERBS_SIM=udp:10.1.0.2"
+sim="$there env UVERBS_SIM=udp:10.1.0.2" sim6="$there env UVERBS_SIM=udp:fd00::2"
 tcp_there() { $there grep -qE ":$(printf %04X $1) [0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6; }
 sent() { $tc -s qdisc show dev b1 | sed -n 's/.* bytes \([0-9]*\) pkt.*/\1/p'; }
-unimpair() { [ -e $unimpaired ] || { $tc qdisc del dev b0 root; $tc qdisc del dev b1 root; touch $unimpaired; }; }
+cut() { $ip -n away link set w1 gso_max_segs $1; }
+unimpair() {
+    [ -e $unimpaired ] || { $tc qdisc del dev b0 root; $tc qdisc del dev b1 root; cut 65535; touch $unimpaired; }
+}
 impair() {
     packets=$1 unimpaired=$(mktemp -u); shift
     trap 'kill $counter $server $client; unimpair' EXIT
+    [ "$trains" = whole ] || cut 1 || fail "trains are not cut"
     $tc qdisc replace dev b0 root netem "$@" && $tc qdisc replace dev b1 root netem "$@" || fail "no netem"
     { for turn in $(seq 1000); do [ "$(sent)" -ge $packets ] && break; usleep 50000; done; unimpair; } & counter=$!
 }
@@ -83,7 +90,25 @@ fn pingpongs() -> Vec<Case> {
         cases.push(pingpong(kind, "polling", "-n 50"));
         cases.push(pingpong(kind, "events", "-n 50 -e"));
     }
+    for (kind, options) in [("rc", "-m 1024 -s 65536 -n 50 -e"), ("ud", "-n 50")] {
+        cases.push(over_ipv6(kind, options));
+    }
     cases
+}
+
+/// A ping-pong in both roles over IPv6, where soft-RoCE sends no UDP checksum.
+fn over_ipv6(kind: &str, options: &str) -> Case {
+    let [theirs, ours] = commands(kind, options);
+    let (theirs, ours) = (theirs.replace("$gid", "$gid6"), ours.replace("$sim", "$sim6"));
+    case(
+        &format!("{kind}_pingpong::ipv6"),
+        &format!(
+            "until_true \"grep -q fd00:.*:0001 $gids/*\" || exit 1\n\
+             gid6=$(basename $(grep -l fd00:.*:0001 $gids/* | head -n 1))\n\
+             (pair 'tcp 18515' \"{theirs}\" \"{ours} 10.1.0.1\") || fail 'theirs serves'\n\
+             (pair 'tcp_there 18515' \"{ours}\" \"{theirs} 10.1.0.2\") || fail 'ours serves'"
+        ),
+    )
 }
 
 /// A client that is refused is run again: a device in a process listens where nobody sees it.
@@ -106,14 +131,18 @@ trap 'kill $server; wait $server' EXIT
 fn connections() -> Vec<Case> {
     let both = |name: &str, theirs: [&str; 2], ours: [&str; 2], end: &str| {
         let ([they_serve, they_ask], [we_serve, we_ask]) = (theirs, ours);
+        let (there, here, sim) = match name.ends_with("ipv6") {
+            true => ("fd00::1", "fd00::2", "sim6"),
+            false => ("10.1.0.1", "10.1.0.2", "sim"),
+        };
         case(
             &format!("cm::{name}"),
             &format!(
                 "{AGAIN}\n\
-                 (pair cm '{they_serve} 10.1.0.1' \"$sim uverbs cm {we_ask} 10.1.0.1\") || fail 'theirs serves'\n\
-                 timeout 60 $sim uverbs cm {we_serve} 10.1.0.2 >server 2>&1 & server=$!\n\
-                 again timeout 20 {they_ask} 10.1.0.2 >client 2>&1; client=$?; cat client\n\
-                 [ $client = 0 ] || fail \"the client ended with $client\"\n\
+                 (pair cm '{they_serve} {there}' \"${sim} uverbs cm {we_ask} {there}\") || fail 'theirs serves'\n\
+                 timeout 60 ${sim} uverbs cm {we_serve} {here} >server 2>&1 & server=$!\n\
+                 again timeout 20 {they_ask} {here} >client 2>&1; client=$?; cat client\n\
+                 [ $client = 0 ] || fail \"the client ended with $client, the server said: $(cat server)\"\n\
                  wait $server || fail \"the server ended with $?: $(cat server)\"\n\
                  grep -q '{end}' client || fail 'the client did not come to its end'"
             ),
@@ -122,6 +151,12 @@ fn connections() -> Vec<Case> {
     let mut cases = vec![
         both(
             "rping",
+            ["rping -s -C 20 -V -a", "rping -c -C 20 -V -v -a"],
+            ["rping -s -a", "rping -c -C 20 -a"],
+            "rdma-ping-19",
+        ),
+        both(
+            "rping_ipv6",
             ["rping -s -C 20 -V -a", "rping -c -C 20 -V -v -a"],
             ["rping -s -a", "rping -c -C 20 -a"],
             "rdma-ping-19",
@@ -185,8 +220,9 @@ fn multicast() -> Vec<Case> {
 
 /// Parameters of `tc netem`, and how many packets soft-RoCE sends under them: it waits for a timeout of 67 ms whenever
 /// packets change places, as it does with soft-RoCE at the other end.
-const IMPAIRMENTS: [(&str, &str, u32); 4] = [
+const IMPAIRMENTS: [(&str, &str, u32); 5] = [
     ("loss", "loss 3%", 500),
+    ("loss_of_trains", "loss 3%", 500),
     ("duplicates", "duplicate 10%", 500),
     ("reordering", "delay 1ms reorder 75%", 200),
     ("all", "delay 1ms reorder 90% loss 1% duplicate 2% corrupt 1%", 200),
@@ -237,10 +273,11 @@ fn impaired() -> Vec<Case> {
     let [theirs, ours] = commands("rc", "-m 1024 -s 8192 -n 150");
     let (theirs, ours) = (format!("timeout 60 {theirs}"), format!("timeout 60 {ours}"));
     let case = |&(name, netem, packets)| {
+        let trains = if name == "loss_of_trains" { "whole" } else { "cut" };
         self::case(
             &format!("rc_pingpong::{name}"),
             &format!(
-                "{PLAY}\nnetem='{packets} {netem}'\n\
+                "{PLAY}\ntrains={trains} netem='{packets} {netem}'\n\
                  play 1 'tcp 18515' \"{theirs}\" \"{ours} 10.1.0.1\"\n\
                  play 0 'tcp_there 18515' \"{ours}\" \"{theirs} 10.1.0.2\""
             ),
