@@ -79,6 +79,8 @@ pub(crate) struct Responder {
     receive: Option<u64>,
     /// Whether the peer knows by a NAK which packet is expected: `sent_psn_nak`.
     nak_sent: bool,
+    /// The furthest packet that was dropped as early while a NAK waits in `reply`.
+    ahead: Option<Psn>,
     /// The peer's last requests of reads, atomics, flushes and atomic writes, the oldest one first.
     resources: VecDeque<Resource>,
     /// The ACK or NAK to send when all responses are sent. Later ones take its place, so that one answers several
@@ -98,6 +100,7 @@ impl Responder {
             message: None,
             receive: None,
             nak_sent: false,
+            ahead: None,
             resources: VecDeque::with_capacity(attributes.max_dest_rd_atomic.into()),
             reply: None,
             established: false,
@@ -120,6 +123,31 @@ impl Responder {
         self.reply.is_some()
             || !self.resources.is_empty()
                 && self.resources.iter().any(|kept| kept.pending.is_some())
+    }
+
+    /// Whether a NAK has yet to be sent that lets the peer go on.
+    fn has_unsent_nak(&self) -> bool {
+        matches!(self.reply, Some((_, Syndrome::SequenceError | Syndrome::RnrNak(_))))
+    }
+
+    /// Notes an early packet. If the NAK is never sent, because the packet that it names comes first, nothing else
+    /// tells the peer to send this one again.
+    fn drop_early(&mut self, psn: Psn) {
+        if self.has_unsent_nak() && self.ahead.is_none_or(|furthest| furthest.is_before(psn)) {
+            self.ahead = Some(psn);
+        }
+    }
+
+    /// Replaces a NAK that was not sent, when the packet that it names was executed after all. The NAK may have taken
+    /// the place of an ACK, and packets behind it may have been dropped. rxe sends every NAK at once.
+    fn withdraw_nak(&mut self) {
+        let missing = self.ahead.take().filter(|furthest| !furthest.is_before(self.expected));
+        self.nak_sent = missing.is_some();
+        self.reply = Some(match missing {
+            Some(_) => (self.expected, Syndrome::SequenceError),
+            None => (self.expected.before(), Syndrome::Ack),
+        });
+        self.ahead = missing;
     }
 
     /// Asks for an ACK. A NAK that has not been sent tells more.
@@ -193,12 +221,8 @@ impl<P: Clone> QueuePair<P> {
                 responder.nak_sent = true;
                 responder.reply = Some((responder.expected, Syndrome::SequenceError));
             }
+            responder.drop_early(psn);
             return true;
-        }
-        let responder = &mut self.responder;
-        responder.nak_sent = false;
-        if matches!(responder.reply, Some((_, Syndrome::SequenceError | Syndrome::RnrNak(_)))) {
-            responder.reply = None;
         }
         match self.execute(host, from, packet) {
             Ok(psns) => {
@@ -208,6 +232,12 @@ impl<P: Clone> QueuePair<P> {
                     responder.msn = responder.msn.wrapping_add(1);
                 }
                 let streams = matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write);
+                if responder.nak_sent {
+                    responder.nak_sent = false;
+                    if responder.has_unsent_nak() {
+                        responder.withdraw_nak();
+                    }
+                }
                 if streams && packet.bth.requests_ack() {
                     responder.acknowledge(psn);
                 }

@@ -117,6 +117,9 @@ impl<P: Clone> QueuePair<P> {
 
     fn send_reply<H: Host<Path = P>>(&mut self, host: &mut H, buffer: &mut PacketBuffer) -> Step {
         let Some((psn, syndrome)) = self.responder.reply.take() else { return Step::Idle };
+        if syndrome != Syndrome::Ack {
+            self.responder.ahead = None;
+        }
         self.begin_response(buffer, Operation::Acknowledge, psn);
         buffer.header(&Aeth::new(syndrome, self.responder.msn));
         let more = host.send(self.number, &self.attributes.path, buffer.finish());

@@ -235,6 +235,63 @@ fn a_missing_packet_is_named_by_one_nak_and_what_follows_is_sent_again() {
     assert_eq!(counted(&network, 0, Counter::SequenceNaks), 2);
 }
 
+/// What a side answers next: the PSN and the syndrome of each packet.
+fn answers(network: &mut Network, side: usize) -> Vec<(u32, Syndrome)> {
+    let sent = packets(network, side);
+    let packet = |bytes: &Vec<u8>| {
+        let packet = Packet::parse(bytes).unwrap();
+        (packet.bth.psn().get(), packet.aeth.unwrap().syndrome().unwrap())
+    };
+    sent.iter().map(packet).collect()
+}
+
+/// A write of one packet, which asks for an ACK, and one of three, of which only the last does.
+fn two_writes() -> (Network, Vec<Vec<u8>>) {
+    let mut network = rc();
+    post(&mut network, 0, WRITE, 8);
+    post(&mut network, 1, WRITE, 600);
+    let sent = packets(&mut network, 0);
+    assert_eq!(sent.len(), 4);
+    (network, sent)
+}
+
+#[test]
+fn packets_that_come_together_in_another_order_are_acknowledged_or_asked_for() {
+    let (mut network, sent) = two_writes();
+    [0, 2, 1].iter().for_each(|at| give(&mut network, 1, &sent[*at]));
+    let nak = packets(&mut network, 1).remove(0);
+    give(&mut network, 0, &nak);
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
+    assert_eq!(packets(&mut network, 0), sent[2..], "what was dropped is sent again");
+    let (mut network, sent) = two_writes();
+    [0, 2, 1].iter().for_each(|at| give(&mut network, 1, &sent[*at]));
+    assert_eq!(answers(&mut network, 1), [(102, Syndrome::SequenceError)]);
+    // The NAK was sent: it is no other one that comes of the same packets.
+    give(&mut network, 1, &sent[2]);
+    assert_eq!(answers(&mut network, 1), []);
+    let (mut network, sent) = two_writes();
+    [0, 2, 1, 2].iter().for_each(|at| give(&mut network, 1, &sent[*at]));
+    assert_eq!(answers(&mut network, 1), [(102, Syndrome::Ack)], "nothing is missing");
+}
+
+#[test]
+fn a_receive_that_comes_before_its_rnr_nak_is_sent_leaves_no_packet_unanswered() {
+    for dropped in [true, false] {
+        let mut network = rc();
+        post(&mut network, 0, SEND, 8);
+        post(&mut network, 1, WRITE, 8);
+        let sent = packets(&mut network, 0);
+        give(&mut network, 1, &sent[0]);
+        if dropped {
+            give(&mut network, 1, &sent[1]);
+        }
+        network.devices[1].post_receive();
+        give(&mut network, 1, &sent[0]);
+        let expected = if dropped { (101, Syndrome::SequenceError) } else { (100, Syndrome::Ack) };
+        assert_eq!(answers(&mut network, 1), [expected]);
+    }
+}
+
 /// A device gives the packets of each sending a fate of their own.
 #[test]
 fn a_device_is_told_when_a_request_begins_to_be_sent_and_sent_again() {
