@@ -375,6 +375,14 @@ impl<P: Clone> Endpoint<P> {
             + self.slots.capacity()
     }
 
+    /// Makes this the PSN of the next packet that a queue pair executes.
+    #[cfg(test)]
+    pub(crate) fn expect(&mut self, number: u32, psn: Psn) {
+        if let Some((_, qp)) = self.find_mut(number) {
+            qp.responder.expect(psn);
+        }
+    }
+
     /// Sets the timer of a queue pair, and notes whether it may have something to send.
     fn schedule(&mut self, slot: u32) {
         if let Some(Some(qp)) = self.slots.get_mut(slot as usize) {

@@ -12,7 +12,7 @@ use crate::host::{Counter, Event, Host, Refusal, Target};
 use crate::mistake::Mistake;
 use crate::opcodes::{Kind, Position, Transport};
 use crate::psn::Psn;
-use crate::queue_pair::{Attributes, QueuePair, State};
+use crate::queue_pair::{Attributes, Mtu, QueuePair, State};
 use alloc::collections::VecDeque;
 use uverbs_uapi::mr::ib_uverbs_access_flags as Access;
 use uverbs_uapi::wc::ib_wc_status;
@@ -33,10 +33,25 @@ struct Resource {
     first: Psn,
     psns: u32,
     answer: Answer,
+    /// How many bytes of a read the response reaches: fewer than all if a shorter piece is asked for again.
+    until: u32,
     /// The packet of the response that is sent next, if not all were.
     pending: Option<u32>,
     /// Whether all were sent once. Then the requester may have them, and more of its requests may come.
     answered: bool,
+}
+
+impl Resource {
+    /// The request as if it ended where its response does.
+    fn cut(self, mtu: Mtu) -> Resource {
+        match self.answer {
+            Answer::Read(target) if self.until < target.length => {
+                let answer = Answer::Read(target.part(0, self.until));
+                Resource { psns: mtu.packets(self.until), answer, ..self }
+            }
+            _ => self,
+        }
+    }
 }
 
 /// How a request is answered.
@@ -111,6 +126,12 @@ impl Responder {
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> usize {
         self.resources.capacity() * size_of::<Resource>()
+    }
+
+    /// Makes this the PSN of the next packet: as if all others had been executed in between.
+    #[cfg(test)]
+    pub(crate) fn expect(&mut self, psn: Psn) {
+        self.expected = psn;
     }
 
     /// The PSN of the next packet that is executed.

@@ -22,20 +22,25 @@ impl<P: Clone> QueuePair<P> {
         if matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write) {
             return responder.acknowledge(responder.expected.before());
         }
-        let found =
-            responder.resources.iter_mut().find(|kept| psn.is_within(kept.first, kept.psns));
+        // The newest one that fits: after all PSNs an old one has the same.
+        let mut kept = responder.resources.iter_mut().rev();
+        let found = kept.find(|kept| psn.is_within(kept.first, kept.psns));
         let Some(kept) = found else { return };
         let at = psn.since(kept.first);
         match (kept.answer, packet.opcode.operation, packet.reth) {
             (Answer::Read(target), Operation::ReadRequest, Some(reth)) => {
                 let offset = at * mtu;
                 let rest = target.part(offset, target.length - offset);
-                let same = rest.address == reth.address.get()
-                    && rest.key == reth.key.get()
-                    && rest.length == reth.length.get();
-                if !same {
+                let length = reth.length.get();
+                // A peer may ask for less again than at first.
+                let is_part = length == rest.length || (1..rest.length).contains(&length);
+                let same = rest.address == reth.address.get() && rest.key == reth.key.get();
+                if !same || !is_part {
                     return;
                 }
+                // A response that is under way ends where it was to.
+                let under_way = kept.pending.map_or(0, |_| kept.until);
+                kept.until = under_way.max(offset + length);
             }
             (Answer::Atomic(_), operation, _) if operation.kind() == Kind::Atomic => {}
             (Answer::Empty, Operation::Flush | Operation::AtomicWrite, _) => {}
@@ -56,11 +61,11 @@ impl<P: Clone> QueuePair<P> {
     ) -> Step {
         let responder = &mut self.responder;
         let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
-        let Some((at, kept)) = pending else { return self.send_reply(host, buffer) };
-        let left = leave_answer_in_place(self.number, self.attributes.mtu, host, kept, at, room);
-        kept.pending = Some(at + left.max(1)).filter(|next| *next < kept.psns);
-        kept.answered |= kept.pending.is_none();
-        let kept = *kept;
+        let Some((at, whole)) = pending else { return self.send_reply(host, buffer) };
+        let kept = whole.cut(self.attributes.mtu);
+        let left = leave_answer_in_place(self.number, self.attributes.mtu, host, &kept, at, room);
+        whole.pending = Some(at + left.max(1)).filter(|next| *next < kept.psns);
+        whole.answered |= whole.pending.is_none();
         let psn = kept.first.plus(at);
         // It acknowledges everything before it.
         if responder
@@ -136,8 +141,8 @@ impl<P: Clone> QueuePair<P> {
     }
 }
 
-/// Leaves the payload of packet `at` of a response in place, and that of at most `room` if these are middle ones. Returns how
-/// many.
+/// Leaves the payload of packet `at` of a response in place, and that of at most `room` if these are middle ones.
+/// Returns how many.
 fn leave_answer_in_place<H: Host>(
     number: u32,
     mtu: Mtu,

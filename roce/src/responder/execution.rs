@@ -90,7 +90,12 @@ impl<P: Clone> QueuePair<P> {
         if resources.len() == usize::from(self.attributes.max_dest_rd_atomic) {
             resources.pop_front();
         }
-        resources.push_back(Resource { first, psns, answer, pending: Some(0), answered: false });
+        let until = match answer {
+            Answer::Read(target) => target.length,
+            Answer::Atomic(_) | Answer::Empty => 0,
+        };
+        let (pending, answered) = (Some(0), false);
+        resources.push_back(Resource { first, psns, answer, until, pending, answered });
     }
 
     /// From `check_rkey` and `rxe_prepare_res`. The memory is read when the response is sent.

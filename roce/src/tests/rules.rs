@@ -434,6 +434,68 @@ fn a_duplicate_that_is_not_the_request_that_was_kept_is_dropped() {
 }
 
 #[test]
+fn a_duplicate_read_may_be_of_less_than_the_first_one() {
+    let mut network = rc();
+    network.devices[1].memory = (0..4096).map(|at| (at >> 8) as u8 + 1).collect();
+    post(&mut network, 0, READ, 1000);
+    let whole = packets(&mut network, 0).remove(0);
+    // The read of `length` bytes from packet `at` on.
+    let part = |at: u8, length: u16| {
+        let mut part = whole.clone();
+        part[11] += at;
+        part[18] += at;
+        part[26..28].copy_from_slice(&length.to_be_bytes());
+        part
+    };
+    give(&mut network, 1, &whole);
+    assert_eq!(packets(&mut network, 1).len(), 4);
+    let rest = (100..104).map(|psn| (psn, if psn == 103 { 232 } else { 256 }));
+    for (at, length, expected) in [
+        (1, 256, vec![(101, 256)]),
+        (0, 300, vec![(100, 256), (101, 44)]),
+        (2, 488, vec![(102, 256), (103, 232)]),
+        (0, 1000, rest.collect()),
+        // One byte more than was read, and none.
+        (2, 489, vec![]),
+        (2, 0, vec![]),
+    ] {
+        give(&mut network, 1, &part(at, length));
+        let sent = packets(&mut network, 1);
+        let responses = sent.iter().map(|bytes| Packet::parse(bytes).unwrap());
+        let mut found = Vec::new();
+        for response in responses {
+            let psn = response.bth.psn().get();
+            assert!(response.payload.iter().all(|byte| u32::from(*byte) == psn - 99), "{psn}");
+            let ends = response.opcode.operation.position().ends();
+            assert_eq!(ends, expected.last().map(|last| last.0) == Some(psn), "{psn}");
+            found.push((psn, response.payload.len()));
+        }
+        assert_eq!(found, expected, "{length} bytes from packet {at} on");
+    }
+    // What is under way ends where it was to.
+    give(&mut network, 1, &whole);
+    give(&mut network, 1, &part(0, 256));
+    assert_eq!(packets(&mut network, 1).len(), 4);
+}
+
+#[test]
+fn a_duplicate_is_that_of_the_newest_request_with_its_psn() {
+    let mut network = rc();
+    let add = Work::Atomic { address: 0, key: KEY, change: Atomic::FetchAdd { add: 1 } };
+    post(&mut network, 0, add, 8);
+    let atomic = packets(&mut network, 0).remove(0);
+    let mut old = |after_all_psns| {
+        if after_all_psns {
+            network.endpoints[1].expect(QPNS[1], Psn::new(100));
+        }
+        give(&mut network, 1, &atomic);
+        let response = packets(&mut network, 1).remove(0);
+        Packet::parse(&response).unwrap().atomicacketh.unwrap().old.get()
+    };
+    assert_eq!([old(false), old(true), old(false)], [0, 1, 1]);
+}
+
+#[test]
 fn a_queue_pair_that_drains_ends_what_has_begun_and_begins_nothing() {
     let mut network = rc();
     post(&mut network, 0, READ, 8);
