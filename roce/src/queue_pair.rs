@@ -186,7 +186,7 @@ impl<P: Clone> QueuePair<P> {
         room: u32,
     ) -> Step {
         let response = match self.state.receives() || self.state == State::Error {
-            true => self.send_response(host, buffer, room),
+            true => self.send_response(now, host, buffer, room),
             false => Step::Idle,
         };
         match response {

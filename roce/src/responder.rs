@@ -101,6 +101,8 @@ pub(crate) struct Responder {
     /// The ACK or NAK to send when all responses are sent. Later ones take its place, so that one answers several
     /// packets that came together.
     reply: Option<(Psn, Syndrome)>,
+    /// Whether the next packet is one of a request, if there is one: a response of several packets has sent one.
+    yields: bool,
     /// Whether the device knows that the peer is there.
     established: bool,
     /// Why the queue pair moves to error when `reply` is sent.
@@ -118,6 +120,7 @@ impl Responder {
             ahead: None,
             resources: VecDeque::with_capacity(attributes.max_dest_rd_atomic.into()),
             reply: None,
+            yields: false,
             established: false,
             failing: None,
         }

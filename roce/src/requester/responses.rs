@@ -258,11 +258,18 @@ impl<P: Clone> QueuePair<P> {
             requester.repeating = false;
             return;
         }
-        if requester.oldest != requester.limit {
-            host.count(self.number, Counter::Timeouts);
-            self.repeat(now, host);
-            self.requester.congestion.iter_mut().for_each(Congestion::start_over);
+        if requester.oldest == requester.limit {
+            return;
         }
+        if requester.in_flight() == 0 {
+            // What was to be repeated has not left: the device had others to serve. That is no retry.
+            let timeout = ack_timeout(self.attributes.timeout);
+            requester.timer = timeout.map(|timeout| now.saturating_add(timeout));
+            return;
+        }
+        host.count(self.number, Counter::Timeouts);
+        self.repeat(now, host);
+        self.requester.congestion.iter_mut().for_each(Congestion::start_over);
     }
 
     /// Takes the next packet of the response to a read. From `do_read`.

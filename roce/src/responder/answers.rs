@@ -7,6 +7,7 @@ use crate::mistake::Mistake;
 use crate::opcodes::{Kind, Opcode, Operation, Position};
 use crate::psn::Psn;
 use crate::queue_pair::{Attributes, Mtu, QueuePair, Step};
+use crate::timers::Nanoseconds;
 
 impl<P: Clone> QueuePair<P> {
     /// Answers a request again. From `duplicate_request`.
@@ -53,8 +54,11 @@ impl<P: Clone> QueuePair<P> {
     /// was one.
     ///
     /// Responses go in the order of their requests: the peer takes a later one for a sign that the earlier one is lost.
+    /// Between the packets of a long one requests are sent, as rxe's two tasks take turns: they are not to wait for the
+    /// end of what a peer reads.
     pub(crate) fn send_response<H: Host<Path = P>>(
         &mut self,
+        now: Nanoseconds,
         host: &mut H,
         buffer: &mut PacketBuffer,
         room: u32,
@@ -62,10 +66,21 @@ impl<P: Clone> QueuePair<P> {
         let responder = &mut self.responder;
         let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
         let Some((at, whole)) = pending else { return self.send_reply(host, buffer) };
+        if core::mem::take(&mut responder.yields) {
+            let request = match self.state.sends() {
+                true => self.send_request(now, host, buffer, room),
+                false => Step::Idle,
+            };
+            return match request {
+                Step::Idle => self.send_response(now, host, buffer, room),
+                request => request,
+            };
+        }
         let kept = whole.cut(self.attributes.mtu);
         let left = leave_answer_in_place(self.number, self.attributes.mtu, host, &kept, at, room);
         whole.pending = Some(at + left.max(1)).filter(|next| *next < kept.psns);
         whole.answered |= whole.pending.is_none();
+        responder.yields = whole.pending.is_some();
         let psn = kept.first.plus(at);
         // It acknowledges everything before it.
         if responder

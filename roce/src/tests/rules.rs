@@ -110,6 +110,48 @@ fn a_request_without_a_response_fails_after_the_negotiated_retries_and_timeouts(
 }
 
 #[test]
+fn a_request_that_could_not_be_sent_again_has_used_no_retry() {
+    let mut network = network(Transport::Rc, |_, attributes| attributes.retry_count = 1);
+    post(&mut network, 0, WRITE, 8);
+    assert_eq!(packets(&mut network, 0).len(), 1);
+    // Others use up the turns of the device.
+    for _ in 0..4 {
+        network.now = network.endpoints[0].deadline().unwrap();
+        network.endpoints[0].expire(network.now, &mut network.devices[0]);
+    }
+    assert_eq!(counted(&network, 0, Counter::Timeouts), 1);
+    network.run(0).unwrap();
+    network.finish();
+    assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
+}
+
+#[test]
+fn requests_are_sent_between_the_responses_to_a_long_read() {
+    let mut network = network(Transport::Rc, |_, attributes| attributes.retry_count = 1);
+    network.devices.iter_mut().for_each(|device| device.memory = vec![1; 1 << 16]);
+    network.devices[1].local.insert(0, vec![0; 1 << 16]);
+    network.endpoints[1].post(QPNS[1], request(0, READ, 1 << 16)).unwrap();
+    let read = packets(&mut network, 1);
+    post(&mut network, 0, WRITE, 8);
+    let write = packets(&mut network, 0);
+    give(&mut network, 1, &write[0]);
+    // The ACK is lost, and the device sends one packet at a time.
+    assert_eq!(packets(&mut network, 1).len(), 1);
+    give(&mut network, 0, &read[0]);
+    let mut turn = |now: u64, sent: &[u8]| {
+        network.now += now;
+        let run = network.endpoints[0].run(network.now, &mut network.devices[0], 1);
+        assert_eq!((run.done, run.more), (1, true));
+        std::mem::take(&mut network.devices[0].sent)[0].1 == sent
+    };
+    assert!(!turn(0, &write[0]));
+    let timeout = ack_timeout(5).unwrap();
+    let again = [timeout, 0, 0, 0].map(|time| turn(time, &write[0]));
+    assert_eq!(again, [true, false, false, false]);
+    assert!(network.devices[0].completions.is_empty());
+}
+
+#[test]
 fn a_timeout_of_zero_waits_for_ever() {
     let mut network = network(Transport::Rc, |_, attributes| attributes.timeout = 0);
     network.faults = LOST;
