@@ -29,7 +29,7 @@ impl<P: Clone> QueuePair<P> {
         true
     }
 
-    /// Takes packets from the middle of the response to the oldest request. Data that cannot be written is left to the
+    /// Takes packets from the middle of the response to the oldest request, as far as it was asked for. Data that cannot be written is left to the
     /// packet that fails.
     fn handle_unit<H: Host<Path = P>>(
         &mut self,
@@ -43,6 +43,7 @@ impl<P: Clone> QueuePair<P> {
         let reads = matches!(head.request.work, Work::Read { .. })
             && packet.opcode.operation == Operation::ReadResponseMiddle
             && psn == requester.oldest
+            && packet.packets <= requester.limit.since(psn)
             && psn.since(head.first) + packet.packets < head.psns
             && packet.payload.len() as u32 == mtu * packet.packets;
         let offset = psn.since(head.first).saturating_mul(mtu);

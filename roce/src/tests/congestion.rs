@@ -4,7 +4,7 @@ use super::device::KEY;
 use super::network::{Network, QPNS, attributes};
 use crate::headers::{Aeth, Packet, Syndrome};
 use crate::opcodes::{Kind, Operation, Transport};
-use crate::{Counter, Psn, Request, Work};
+use crate::{Counter, Dropped, Psn, Request, Work};
 use std::vec;
 use std::vec::Vec;
 use uverbs_uapi::wc::ib_wc_status as Status;
@@ -90,4 +90,39 @@ fn a_long_read_is_asked_for_in_parts_also_when_a_response_is_lost() {
     assert!(flights.len() > 4 && most(&flights, false) <= 128, "{flights:?}");
     let flights = play(READ, Some((1, FIRST + 30)));
     assert!(most(&flights, false) <= 128);
+}
+
+#[test]
+fn a_unit_of_more_responses_than_were_asked_for_is_not_taken() {
+    let mut network = Network::with(1, Transport::Rc, [0, 1].map(attributes), 4, true);
+    network.devices.iter_mut().for_each(|device| {
+        device.memory = vec![5; BYTES as usize];
+        device.has_units = true;
+    });
+    network.devices[0].local.insert(0, vec![0; BYTES as usize]);
+    let (fence, solicited, datagram) = (false, false, None);
+    let request = Request { id: 0, work: READ, length: BYTES, fence, solicited, srq: 9, datagram };
+    network.endpoints[0].post(QPNS[0], request).unwrap();
+    let take = |network: &mut Network, side: usize, bytes: &[u8], packets| {
+        let packet = Packet { packets, ..Packet::parse(bytes).unwrap() };
+        let (endpoint, device) = (&mut network.endpoints[side], &mut network.devices[side]);
+        endpoint.packet_for(0, device, QPNS[side], &(1 - side as u8), &packet)
+    };
+    let send = |network: &mut Network, side: usize| {
+        let (endpoint, device) = (&mut network.endpoints[side], &mut network.devices[side]);
+        endpoint.run(0, device, usize::MAX);
+        std::mem::take(&mut device.sent)
+    };
+    let read = send(&mut network, 0).remove(0).1;
+    take(&mut network, 1, &read, 1).unwrap();
+    // The first one, 14 in the middle, and the last one of the part.
+    let sent = send(&mut network, 1);
+    assert_eq!(sent.iter().map(|sent| sent.2).collect::<Vec<_>>(), [1, 14, 1]);
+    take(&mut network, 0, &sent[0].1, 1).unwrap();
+    let middle = &sent[1].1;
+    let headers = &middle[..middle.len() - 14 * 256];
+    let more = [headers, &[6; 16 * 256]].concat();
+    assert_eq!(take(&mut network, 0, &more, 16), Err(Dropped::Unit));
+    assert!(!network.devices[0].local[&0].contains(&6));
+    assert_eq!(take(&mut network, 0, middle, 14), Ok(()));
 }
