@@ -1,11 +1,12 @@
-//! A capture of the fabric holds the packets as they were meant: read back here, and by Wireshark's decoder where `tshark`
-//! is installed.
+//! A capture of the fabric holds the packets as they were meant: read back here, and by Wireshark's decoder: that test is
+//! skipped where `tshark` is not installed, and fails with `UVERBS_NEEDS_TSHARK` set.
 
 mod driver;
 
 use driver::pair::Pair;
 use driver::pair::code::*;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use uverbs_roce::frame::decapsulate;
@@ -107,6 +108,28 @@ fn a_capture_has_each_packet_with_its_payload_and_icrc() {
     assert!(written == memory);
 }
 
+/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is a
+/// failure.
+fn output_of(mut tshark: Command, file: &Path) -> Option<String> {
+    let output = tshark.output();
+    let _ = std::fs::remove_file(file);
+    let output = match output {
+        Ok(output) => output,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => {
+            let needed = std::env::var_os("UVERBS_NEEDS_TSHARK").is_some();
+            assert!(!needed, "UVERBS_NEEDS_TSHARK is set and tshark is not installed");
+            let this = std::thread::current();
+            let name = this.name().unwrap_or("a test");
+            // Not `eprintln`, which is shown of failures only.
+            let _ = writeln!(io::stderr(), "skipped: {name}: tshark is not installed");
+            return None;
+        }
+        Err(why) => panic!("tshark cannot be run: {why}"),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
 #[test]
 fn wireshark_reads_a_capture() {
     let (p, file) = play();
@@ -117,11 +140,7 @@ fn wireshark_reads_a_capture() {
     command.arg("-r").arg(&path).args(["-T", "fields", "-E", "separator=|"]);
     let names = names.into_iter().chain(["infiniband.bth.opcode", "infiniband.reth.dmalen"]);
     names.for_each(|name| _ = command.args(["-e", name]));
-    let output = command.output();
-    let _ = std::fs::remove_file(&path);
-    let Ok(output) = output else { return };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let printed = String::from_utf8(output.stdout).unwrap();
+    let Some(printed) = output_of(command, &path) else { return };
     let frames = file.frames();
     let first = Packet::parse(decapsulate(&frames[0]).unwrap().1).unwrap().bth.psn();
     let lines: Vec<_> = expected(&p)

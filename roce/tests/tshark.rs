@@ -1,8 +1,10 @@
-//! Wireshark's decoder reads the packets of each opcode as they were meant, and their ICRCs. Without `tshark` this
-//! tests the frames alone.
+//! Wireshark's decoder reads the packets of each opcode as they were meant, and their ICRCs. Where `tshark` is
+//! not installed they are skipped; with `UVERBS_NEEDS_TSHARK` set they fail.
 
 use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::Command;
 use uverbs_roce::Psn;
 use uverbs_roce::cm;
@@ -97,6 +99,28 @@ fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
+/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is a
+/// failure.
+fn output_of(mut tshark: Command, file: &Path) -> Option<String> {
+    let output = tshark.output();
+    let _ = std::fs::remove_file(file);
+    let output = match output {
+        Ok(output) => output,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => {
+            let needed = std::env::var_os("UVERBS_NEEDS_TSHARK").is_some();
+            assert!(!needed, "UVERBS_NEEDS_TSHARK is set and tshark is not installed");
+            let this = std::thread::current();
+            let name = this.name().unwrap_or("a test");
+            // Not `eprintln`, which is shown of failures only.
+            let _ = writeln!(io::stderr(), "skipped: {name}: tshark is not installed");
+            return None;
+        }
+        Err(why) => panic!("tshark cannot be run: {why}"),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
 /// The fields of frames with these names, a line for each frame, as Wireshark decodes them; `None` without `tshark`.
 fn decoded(what: &str, frames: &[Vec<u8>], names: &[&str]) -> Option<String> {
     let name = format!("uverbs-roce-{what}-{}.pcap", std::process::id());
@@ -107,11 +131,7 @@ fn decoded(what: &str, frames: &[Vec<u8>], names: &[&str]) -> Option<String> {
     names.iter().for_each(|name| {
         command.args(["-e", &format!("infiniband.{name}")]);
     });
-    let output = command.output();
-    let _ = std::fs::remove_file(&file);
-    let output = output.ok()?;
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(String::from_utf8(output.stdout).unwrap())
+    output_of(command, &file)
 }
 
 #[test]
