@@ -21,6 +21,10 @@ pub(crate) enum Mistake {
     TimeoutNotRestarted,
     /// A fence does not wait.
     NoFence,
+    /// One packet more than the window holds is sent without an ACK.
+    WindowOneTooFar,
+    /// One read or atomic more than was negotiated waits for its response.
+    ReadDepthOneTooFar,
     /// PSNs are compared as plain numbers.
     PsnWithoutWrap,
     /// A duplicate of a send is delivered again.
@@ -29,6 +33,8 @@ pub(crate) enum Mistake {
     AtomicTwice,
     /// A duplicate of a part of a read is answered from the begin of the read.
     ReadFromBegin,
+    /// A NAK that is not sent, as the packet that it names has come, leaves neither an ACK nor another NAK.
+    NakForgotten,
     /// UC takes a message with a packet missing in its middle.
     UcGap,
     /// UC takes a packet that is behind the last one.

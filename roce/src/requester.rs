@@ -347,7 +347,8 @@ impl<P: Clone> QueuePair<P> {
         let repeats = posted.begun && posted.first.plus(requester.sent) != requester.limit;
         let unacknowledged =
             requester.limit.since(requester.oldest).saturating_sub(requester.responses);
-        if self.transport.is_reliable() && !repeats && unacknowledged >= WINDOW {
+        let window = WINDOW + u32::from(Mistake::WindowOneTooFar.is_planted());
+        if self.transport.is_reliable() && !repeats && unacknowledged >= window {
             return Step::Idle;
         }
         let congestion = match self.transport.is_reliable() {
@@ -375,8 +376,9 @@ impl<P: Clone> QueuePair<P> {
             return false;
         }
         // `check_init_depth`.
-        if posted.request.work.is_answered() && requester.answered >= self.attributes.max_rd_atomic
-        {
+        let depth =
+            self.attributes.max_rd_atomic + u8::from(Mistake::ReadDepthOneTooFar.is_planted());
+        if posted.request.work.is_answered() && requester.answered >= depth {
             return false;
         }
         // Half of all PSNs: then the responder could not tell a duplicate from a new packet.

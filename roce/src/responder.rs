@@ -172,6 +172,9 @@ impl Responder {
             None => (self.expected.before(), Syndrome::Ack),
         });
         self.ahead = missing;
+        if Mistake::NakForgotten.is_planted() {
+            (self.nak_sent, self.reply) = (false, None);
+        }
     }
 
     /// Asks for an ACK. A NAK that has not been sent tells more.

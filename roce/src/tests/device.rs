@@ -48,6 +48,8 @@ pub(super) struct Device {
     pub(super) olds: BTreeMap<u64, u64>,
     pub(super) ran: Vec<u64>,
     pub(super) receives: VecDeque<u64>,
+    /// Bytes of a receive beyond [`RECEIVE`].
+    pub(super) longer_receives: usize,
     /// The next receive that is posted.
     pub(super) posted: u64,
     pub(super) buffers: BTreeMap<u64, Vec<u8>>,
@@ -215,7 +217,7 @@ impl Host for Device {
         }
         let taken = self.receives.pop_front();
         if let Some(receive) = taken {
-            self.buffers.insert(receive, vec![0; RECEIVE]);
+            self.buffers.insert(receive, vec![0; RECEIVE + self.longer_receives]);
         }
         Ok(taken)
     }

@@ -6,7 +6,7 @@ use crate::mistake::Mistake;
 use crate::opcodes::Transport;
 
 /// Each mistake, and a transport that has it.
-const MISTAKES: [(Mistake, Transport); 16] = [
+const MISTAKES: [(Mistake, Transport); 19] = [
     (Mistake::AckTwice, Transport::Rc),
     (Mistake::AckCompletesRead, Transport::Rc),
     (Mistake::AckOneTooFar, Transport::Xrc),
@@ -16,10 +16,13 @@ const MISTAKES: [(Mistake, Transport); 16] = [
     (Mistake::RnrTimerNotRestarted, Transport::Rc),
     (Mistake::TimeoutNotRestarted, Transport::Xrc),
     (Mistake::NoFence, Transport::Rc),
+    (Mistake::WindowOneTooFar, Transport::Rc),
+    (Mistake::ReadDepthOneTooFar, Transport::Xrc),
     (Mistake::PsnWithoutWrap, Transport::Rc),
     (Mistake::SendTwice, Transport::Xrc),
     (Mistake::AtomicTwice, Transport::Rc),
     (Mistake::ReadFromBegin, Transport::Xrc),
+    (Mistake::NakForgotten, Transport::Rc),
     (Mistake::UcGap, Transport::Uc),
     (Mistake::UcTwice, Transport::Uc),
     (Mistake::Padding, Transport::Ud),

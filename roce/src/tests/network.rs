@@ -1,12 +1,12 @@
 //! The network between two endpoints, and the loop that moves packets and time.
 
 use super::device::Device;
-use crate::headers::{Bth, Packet};
+use crate::headers::{Bth, Packet, Syndrome};
 use crate::icrc::{IpHeader, icrc};
 use crate::opcodes::{Kind, Operation, Transport};
 use crate::timers::Nanoseconds;
 use crate::{Attributes, Dropped, Endpoint, Mtu, Psn, State};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::format;
 use std::string::String;
 use std::vec::Vec;
@@ -49,10 +49,27 @@ impl Faults {
     pub(super) const NONE: Faults = Faults { lost: 0, late: 0, doubled: 0, damaged: 0 };
     /// Those that the transport has to bear.
     pub(super) const MANY: Faults = Faults { lost: 100, late: 100, doubled: 50, damaged: 10 };
+    /// Few enough that a message of many packets comes to its end.
+    pub(super) const FEW: Faults = Faults { lost: 8, late: 8, doubled: 5, damaged: 1 };
+    /// Those after which nobody needs a timer.
+    pub(super) const HARMLESS: Faults = Faults { lost: 0, late: 150, doubled: 50, damaged: 0 };
 }
 
 /// QPN of each side.
 pub(super) const QPNS: [u32; 2] = [0x11, 0x22];
+
+/// A PSN of a request that has no ACK and no response yet.
+#[derive(Clone, Copy, Debug)]
+struct Unacknowledged {
+    psn: Psn,
+    /// Whether it waits for a response of its own.
+    answered: bool,
+    /// Whether the window counts it.
+    counts: bool,
+}
+
+/// The most packets that may be under way without an ACK, as `docs/TRANSPORT.md` has it.
+const WINDOW: usize = 128;
 
 /// An arrival of a packet or a posting of receives, at a time to come.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +90,13 @@ pub(super) struct Network {
     mtu: Mtu,
     /// How often each PSN of a request was sent or asked for, by side, and how many faults there were before.
     pub(super) sendings: [BTreeMap<u32, (u32, u32)>; 2],
+    /// The PSNs of each side's requests that are sent and not acknowledged, by the rules of a requester.
+    unacknowledged: [VecDeque<Unacknowledged>; 2],
+    /// Whether only packets that are sent for the first time are late, and no responses. Then a NAK or a response always
+    /// tells what is missing, and a timeout of zero is enough.
+    pub(super) repeats_in_order: bool,
+    /// Of 1000 packets, those with which the next one comes together: before the endpoints run.
+    pub(super) together: u64,
     /// How many packets were lost, damaged or late.
     pub(super) faulted: u32,
     /// All packets that were sent: the side, and the bytes.
@@ -149,6 +173,9 @@ impl Network {
             budget: usize::MAX,
             mtu: attributes[0].mtu,
             sendings: [BTreeMap::new(), BTreeMap::new()],
+            unacknowledged: Default::default(),
+            repeats_in_order: false,
+            together: 0,
             faulted: 0,
             trace: Vec::new(),
             keeps_trace: false,
@@ -214,7 +241,9 @@ impl Network {
             }
             return Ok(());
         }
-        if parsed.opcode.operation.kind() != Kind::Response {
+        let kind = parsed.opcode.operation.kind();
+        let mut again = kind == Kind::Response;
+        if kind != Kind::Response {
             let psns = match parsed.opcode.operation {
                 Operation::ReadRequest => {
                     parsed.reth.map_or(1, |reth| self.mtu.packets(reth.length.get()))
@@ -223,7 +252,24 @@ impl Network {
             };
             for at in 0..psns {
                 let psn = parsed.bth.psn().plus(at).get();
-                self.sendings[from].entry(psn).or_insert((0, self.faulted)).0 += 1;
+                let (times, _) = self.sendings[from].entry(psn).or_insert((0, self.faulted));
+                *times += 1;
+                again |= *times > 1;
+                if *times == 1 && parsed.opcode.transport.is_reliable() {
+                    let answered = !matches!(kind, Kind::Send | Kind::Write);
+                    let (psn, counts) = (Psn::new(psn), kind != Kind::Read);
+                    let one = Unacknowledged { psn, answered, counts };
+                    self.unacknowledged[from].push_back(one);
+                }
+            }
+            let waiting = &self.unacknowledged[from];
+            // Fewer PSNs than the window need no count without those of reads.
+            let counted = match waiting.len() {
+                0..=WINDOW => 0,
+                _ => waiting.iter().filter(|one| one.counts).count(),
+            };
+            if counted > WINDOW {
+                return Err(format!("side {from} has sent {counted} packets without an ACK"));
             }
         }
         if self.keeps_trace {
@@ -244,7 +290,8 @@ impl Network {
                 self.damage(&packet)?;
                 continue;
             }
-            let late = self.random.happens(self.faults.late);
+            let may_be_late = !(self.repeats_in_order && again);
+            let late = self.random.happens(self.faults.late) && may_be_late;
             self.faulted += u32::from(late);
             let delay = 1_000 + if late { self.random.below(40_000) } else { 0 };
             self.happen(self.now + delay, Happening::Packet(to, packet.clone(), packets));
@@ -282,6 +329,16 @@ impl Network {
             if let Some((_, _, happening)) = self.happenings.pop_first() {
                 self.handle(happening);
             }
+            while self.together > 0 && self.random.happens(self.together) {
+                let Some((at, ..)) = self.happenings.first() else { break };
+                if deadline.is_some_and(|deadline| deadline < *at) {
+                    break;
+                }
+                self.now = self.now.max(*at);
+                if let Some((_, _, happening)) = self.happenings.pop_first() {
+                    self.handle(happening);
+                }
+            }
         }
         for side in 0..2 {
             self.run(side)?;
@@ -292,22 +349,62 @@ impl Network {
         Ok(true)
     }
 
+    /// Notes what a response tells the requester of a side.
+    fn acknowledge(&mut self, side: usize, packet: &Packet<'_>) {
+        let waiting = &mut self.unacknowledged[side];
+        let (psn, operation) = (packet.bth.psn(), packet.opcode.operation);
+        let is_known = |first: &Unacknowledged| psn.is_within(first.psn, waiting.len() as u32);
+        let sends = self.endpoints[side].state(QPNS[side]) == Some(State::Rts);
+        if operation.kind() != Kind::Response || !sends || !waiting.front().is_some_and(is_known) {
+            return;
+        }
+        let is_ack = operation == Operation::Acknowledge;
+        let syndrome = packet.aeth.and_then(|aeth| aeth.syndrome());
+        let end = if is_ack && syndrome == Some(Syndrome::Ack) { psn.plus(1) } else { psn };
+        while waiting.front().is_some_and(|first| first.psn.is_before(end) && !first.answered) {
+            waiting.pop_front();
+        }
+        if !is_ack && waiting.front().is_some_and(|first| first.psn == psn) {
+            waiting.drain(..waiting.len().min(packet.packets as usize));
+        }
+    }
+
+    /// The oldest PSN of a side that is sent and not acknowledged, how often it was sent, and how many faults there were
+    /// before.
+    pub(super) fn oldest(&self, side: usize) -> Option<(Psn, u32, u32)> {
+        let psn = self.unacknowledged[side].front()?.psn;
+        let (times, before) = self.sendings[side].get(&psn.get())?;
+        Some((psn, *times, *before))
+    }
+
+    /// Gives a packet to a side. One for a queue pair in error is dropped, and that is no mistake.
+    fn give(&mut self, side: usize, bytes: &[u8]) {
+        let Ok(packet) = Packet::parse(bytes) else { return };
+        self.acknowledge(side, &packet);
+        let (endpoint, device) = (&mut self.endpoints[side], &mut self.devices[side]);
+        let from = 1 - side as u8;
+        let _ = endpoint.packet_for(self.now, device, QPNS[side], &from, &packet);
+    }
+
     fn handle(&mut self, happening: Happening) {
         match happening {
             Happening::Packet(side, packet, packets) => {
                 let from = 1 - side as u8;
                 let Ok(unit) = Packet::parse(&packet) else { return };
                 let unit = Packet { packets, ..unit };
+                if packets == 1 {
+                    return self.give(side, &packet);
+                }
                 let (endpoint, device) = (&mut self.endpoints[side], &mut self.devices[side]);
                 let taken = endpoint.packet_for(self.now, device, QPNS[side], &from, &unit);
-                // A packet for a queue pair in error is dropped, and that is no mistake.
                 if taken == Err(Dropped::Unit) {
                     self.refused_units += 1;
                     for one in take_apart(&packet, packets) {
-                        let _ = endpoint.packet(self.now, device, &from, &one);
+                        self.give(side, &one);
                     }
-                } else if packets > 1 {
+                } else {
                     self.whole_units += 1;
+                    self.acknowledge(side, &unit);
                 }
             }
             Happening::Receives(side, count) => {

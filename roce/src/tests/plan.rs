@@ -1,9 +1,9 @@
 //! Requests drawn from a seed, and what they must have done when they complete.
 
-use super::device::{KEY, Message};
+use super::device::{KEY, Message, RECEIVE};
 use super::network::{Faults, Network, QPNS, Random, attributes};
 use crate::opcodes::Transport;
-use crate::{Atomic, Attributes, Counter, Datagram, Mtu, Psn, Request, State, Work};
+use crate::{Atomic, Attributes, Counter, Datagram, Event, Mtu, Psn, Request, State, Work};
 use std::string::String;
 use std::sync::OnceLock;
 use std::vec::Vec;
@@ -12,11 +12,48 @@ use uverbs_uapi::wc::ib_wc_status;
 
 /// Requests of each side.
 const REQUESTS: usize = 16;
-/// Bytes of the peer's memory that a request has for itself.
-const STRIDE: usize = 4096;
-/// The word of the peer's memory that all fetch and adds of a side change, and the one of all compare and swaps.
-const COUNTER: u64 = (REQUESTS * STRIDE) as u64;
-const SWAPPED: u64 = COUNTER + 8;
+/// How long messages are: those of most seeds, and those of one in eight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Size {
+    Short,
+    Long,
+}
+
+impl Size {
+    /// The most packets of a message.
+    fn packets(self) -> usize {
+        match self {
+            Size::Short => 4,
+            Size::Long => 200,
+        }
+    }
+
+    /// Bytes of the peer's memory that a request has for itself.
+    fn stride(self) -> usize {
+        match self {
+            Size::Short => 4096,
+            Size::Long => 200 * 256,
+        }
+    }
+
+    /// The word of the peer's memory that all fetch and adds of a side change. Behind it is the one of all compare and
+    /// swaps.
+    fn counter(self) -> u64 {
+        (REQUESTS * self.stride()) as u64
+    }
+
+    /// The memory of a device before any request: made once for all seeds.
+    fn memory(self) -> Vec<u8> {
+        static MEMORY: [OnceLock<Vec<u8>>; 2] = [const { OnceLock::new() }; 2];
+        let memory = || {
+            let mut memory = initial(0, self.counter() as usize);
+            memory.extend([0; 16]);
+            memory
+        };
+        MEMORY[self as usize].get_or_init(memory).clone()
+    }
+}
+
 /// The summand of each fetch and add.
 const SUMMAND: u64 = 0x0101_0000_0000_0003;
 
@@ -50,16 +87,7 @@ fn pattern(side: usize, id: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 7 + (at >> 8) * 13 + id * 31 + side * 101 + 1) as u8).collect()
 }
 
-/// The memory of a device before any request: made once for all seeds.
-static MEMORY: OnceLock<Vec<u8>> = OnceLock::new();
-
-fn memory() -> Vec<u8> {
-    let mut memory = initial(0, REQUESTS * STRIDE);
-    memory.extend([0; 16]);
-    memory
-}
-
-/// A part of it.
+/// A part of the memory of a device before any request.
 fn initial(address: usize, length: usize) -> Vec<u8> {
     (address..address + length).map(|at| (at * 11 + (at >> 8) * 3) as u8).collect()
 }
@@ -75,6 +103,10 @@ pub(super) struct Run {
     /// Requests that were complete before one failed.
     succeeded: [usize; 2],
     failed: [bool; 2],
+    /// The request of a side that its peer refuses, and its status.
+    refused: [Option<(usize, ib_wc_status)>; 2],
+    /// How many messages that each side has received were judged.
+    judged: [usize; 2],
 }
 
 /// Runs a seed; an error tells what was not as promised.
@@ -87,7 +119,13 @@ pub(super) fn run(transport: Transport, seed: u64) -> Result<Run, String> {
 impl Run {
     fn new(transport: Transport, seed: u64) -> Run {
         let mut random = Random(seed ^ 0x5eed << 32);
-        let mtu = [Mtu::Mtu256, Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024][random.below(4) as usize];
+        let long = transport != Transport::Ud && random.happens(125);
+        let size = if long { Size::Long } else { Size::Short };
+        let mtu = match size {
+            Size::Short => [Mtu::Mtu256, Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024],
+            Size::Long => [Mtu::Mtu256; 4],
+        }[random.below(4) as usize];
+        let timeless = transport.is_reliable() && random.happens(125);
         let psns: [Psn; 2] = [0; 2].map(|_| {
             let near_wrap = random.happens(500);
             Psn::new(if near_wrap {
@@ -99,27 +137,40 @@ impl Run {
         let depth = 2 + random.below(14) as usize;
         let depths: [u8; 2] = [0; 2].map(|_| 1 + random.below(4) as u8);
         // Most seeds have enough retries, some few.
-        let few = random.happens(100);
+        let few = random.happens(100) && !timeless;
         let retry_count = if few { random.below(4) as u8 } else { 7 };
-        let rnr_retry = if random.happens(100) { random.below(7) as u8 } else { 7 };
+        let rnr_retry = if random.happens(100) && !timeless { random.below(7) as u8 } else { 7 };
         let attributes = [0, 1].map(|side: usize| Attributes {
             mtu,
             send_psn: psns[side],
             receive_psn: psns[1 - side],
             max_rd_atomic: depths[side],
             max_dest_rd_atomic: depths[1 - side],
+            timeout: if timeless { 0 } else { attributes(side).timeout },
             retry_count,
             rnr_retry,
             min_rnr_timer: 1 + random.below(3) as u8,
             ..attributes(side)
         });
         let mut network = Network::with(seed, transport, attributes.clone(), depth, seed % 3 == 0);
-        network.faults = Faults::MANY;
+        network.faults = match size {
+            _ if timeless => Faults::HARMLESS,
+            Size::Short => Faults::MANY,
+            Size::Long => Faults::FEW,
+        };
+        network.repeats_in_order = timeless;
+        network.together = if random.happens(500) { 600 } else { 0 };
         network.budget =
             if random.happens(500) { 1 + random.below(8) as usize } else { usize::MAX };
-        let plans = [0, 1].map(|side| plan(&mut random, transport, side, mtu));
+        let mut plans = [0, 1].map(|side| plan(&mut random, transport, side, mtu, size));
+        let mut refused = [None; 2];
+        if transport.is_reliable() && random.happens(100) {
+            let side = random.below(2) as usize;
+            refused[side] = Some(refuse(&mut random, side, &mut plans[side], size));
+        }
         for side in 0..2 {
-            network.devices[side].memory = MEMORY.get_or_init(memory).clone();
+            network.devices[side].memory = size.memory();
+            network.devices[side].longer_receives = size.stride() - Size::Short.stride();
             let mut at = 0;
             let mut missing = REQUESTS as u64;
             // Without retries, a message that comes before its receive is lost.
@@ -144,12 +195,24 @@ impl Run {
             completed: [0; 2],
             succeeded: [0; 2],
             failed: [false; 2],
+            refused,
+            judged: [0; 2],
         }
     }
 
     /// Whether all requests of both sides have succeeded.
     pub(super) fn is_whole(&self) -> bool {
         self.succeeded == [REQUESTS; 2]
+    }
+
+    /// Whether a request was to be refused, and whether one was with its status.
+    pub(super) fn refusal(&self) -> (bool, bool) {
+        let planned = self.refused.iter().any(Option::is_some);
+        let met = |side: usize| {
+            self.failed[side]
+                && self.refused[side].is_some_and(|(at, _)| at == self.succeeded[side])
+        };
+        (planned, met(0) || met(1))
     }
 
     /// How many messages were received, and how many were to be.
@@ -167,6 +230,7 @@ impl Run {
                 self.post(side);
                 self.network.run(side)?;
                 self.judge_completions(side)?;
+                self.judge_arrivals(side)?;
             }
             let posted = self.posted;
             (0..2).for_each(|side| self.post(side));
@@ -176,6 +240,7 @@ impl Run {
             }
             for side in 0..2 {
                 self.judge_completions(side)?;
+                self.judge_arrivals(side)?;
             }
         }
         Err("it does not end".into())
@@ -204,6 +269,7 @@ impl Run {
                 return Err(format!("side {side}: request {id} completes in place of {expected}"));
             }
             self.completed[side] += 1;
+            let refused = self.refused[side];
             if self.failed[side] {
                 if status != ib_wc_status::IB_WC_WR_FLUSH_ERR {
                     return Err(format!(
@@ -213,18 +279,24 @@ impl Run {
                 continue;
             }
             match status {
+                ib_wc_status::IB_WC_SUCCESS if refused.is_some_and(|(at, _)| at <= expected) => {
+                    return Err(format!("side {side}: {id} succeeds, and {refused:?} is refused"));
+                }
                 ib_wc_status::IB_WC_SUCCESS => {
                     self.succeeded[side] += 1;
                     self.judge(side, expected)
                         .map_err(|why| format!("side {side}: request {id}: {why}"))?;
                 }
-                // The other side has refused or failed: then its own requests are flushed.
+                // A side that has refused a request of the other one is in error.
                 ib_wc_status::IB_WC_WR_FLUSH_ERR => {
-                    return Err(format!("side {side}: {id} is flushed"));
+                    if !self.has_refused(side) {
+                        return Err(format!("side {side}: {id} is flushed"));
+                    }
+                    self.failed[side] = true;
                 }
                 _ => {
                     self.failed[side] = true;
-                    self.judge_failure(side, status)
+                    self.judge_failure(side, expected, status)
                         .map_err(|why| format!("side {side}: request {id}: {why}"))?;
                 }
             }
@@ -232,25 +304,33 @@ impl Run {
         Ok(())
     }
 
-    /// A failure is one that the attributes allow.
-    fn judge_failure(&self, side: usize, status: ib_wc_status) -> Result<(), String> {
+    /// Whether a side is in error because it has refused the request that was to be.
+    fn has_refused(&self, side: usize) -> bool {
+        let refuses = |event: &Event| matches!(event, Event::Refused(_) | Event::ReceiveFailed);
+        self.refused[1 - side].is_some() && self.network.devices[side].events.iter().any(refuses)
+    }
+
+    /// A failure is one that the attributes allow, or the one that was planned.
+    fn judge_failure(&self, side: usize, id: usize, status: ib_wc_status) -> Result<(), String> {
         let attributes = &self.attributes[side];
         match status {
             ib_wc_status::IB_WC_RETRY_EXC_ERR if self.transport.is_reliable() => {
-                let sendings = self.network.sendings[side].values().copied();
-                let (most, before) =
-                    sendings.max_by_key(|(times, before)| (*times, !*before)).unwrap_or_default();
-                // With many retries each sending has had a fault, unless the peer is in error.
+                let oldest = self.network.oldest(side).ok_or("fails, and nothing is under way")?;
+                let (psn, times, before) = oldest;
                 let faults = self.network.faulted - before;
                 let retries = u32::from(attributes.retry_count);
-                let faultless = retries == 7 && !self.failed[1 - side] && faults <= retries;
-                if most <= retries || faultless {
+                // With many retries each sending has had a fault, unless the peer is in error.
+                let gone =
+                    self.network.endpoints[1 - side].state(QPNS[1 - side]) != Some(State::Rts);
+                let faultless = retries == 7 && !gone && faults <= retries;
+                if times <= retries || faultless {
                     return Err(format!(
-                        "fails after {most} sendings and {faults} faults, {retries} retries"
+                        "fails after {times} sendings of {psn:?} and {faults} faults, {retries} retries"
                     ));
                 }
                 Ok(())
             }
+            _ if self.refused[side] == Some((id, status)) => Ok(()),
             ib_wc_status::IB_WC_RNR_RETRY_EXC_ERR if attributes.rnr_retry != 7 => {
                 let naks = self.network.devices[side].counted(Counter::RnrNaks);
                 if naks <= attributes.rnr_retry.into() {
@@ -314,12 +394,31 @@ impl Run {
         Ok(())
     }
 
+    /// What a write with immediate data has written is in memory when its receive completes.
+    fn judge_arrivals(&mut self, side: usize) -> Result<(), String> {
+        let device = &self.network.devices[side];
+        for message in &device.received[self.judged[side]..] {
+            let Some(immediate) = message.immediate.filter(|_| message.write) else { continue };
+            let planned = self.plans[1 - side].get(immediate as usize & 0xfff);
+            let Some(Planned { data, judge: Judge::Written(address), .. }) = planned else {
+                return Err(format!("side {side}: no write has the immediate {immediate:#x}"));
+            };
+            let begin = *address as usize;
+            if device.memory[begin..begin + data.len()] != *data {
+                return Err(format!("side {side}: {message:?} comes before its data"));
+            }
+        }
+        self.judged[side] = device.received.len();
+        Ok(())
+    }
+
     /// Everything has ended.
     fn judge_end(&self) -> Result<(), String> {
         for side in 0..2 {
             let own = self.completed[side];
             // A queue pair that failed as a responder flushes what was posted.
-            if own != self.posted[side] || !self.failed[side] && own != REQUESTS {
+            let ended = self.failed[side] || self.has_refused(side);
+            if own != self.posted[side] || !ended && own != REQUESTS {
                 let device = &self.network.devices[side];
                 let events = &device.events;
                 return Err(format!(
@@ -397,13 +496,51 @@ fn message(side: usize, planned: &Planned) -> Option<Message> {
     })
 }
 
-fn plan(random: &mut Random, transport: Transport, side: usize, mtu: Mtu) -> Vec<Planned> {
+/// Makes one of the requests one that the peer refuses. Returns which one, and its status.
+fn refuse(
+    random: &mut Random,
+    side: usize,
+    plan: &mut [Planned],
+    size: Size,
+) -> (usize, ib_wc_status) {
+    let at = random.below(plan.len() as u64) as usize;
+    let planned = &mut plan[at];
+    let (address, key) = ((at * size.stride()) as u64, KEY + 1);
+    let mut length = 1 + random.below(2000) as usize;
+    let mut status = ib_wc_status::IB_WC_REM_ACCESS_ERR;
+    planned.request.work = match random.below(4) {
+        0 => Work::Write { address, key, immediate: None },
+        1 => Work::Read { address, key },
+        2 => {
+            length = 8;
+            Work::Atomic { address, key, change: Atomic::FetchAdd { add: 1 } }
+        }
+        _ => {
+            length += RECEIVE + size.stride() - Size::Short.stride();
+            status = ib_wc_status::IB_WC_REM_INV_REQ_ERR;
+            Work::Send { immediate: None }
+        }
+    };
+    planned.request.length = length as u32;
+    planned.data = pattern(side, at, length);
+    planned.judge = Judge::Nothing;
+    (at, status)
+}
+
+fn plan(
+    random: &mut Random,
+    transport: Transport,
+    side: usize,
+    mtu: Mtu,
+    size: Size,
+) -> Vec<Planned> {
     let mtu = mtu.bytes() as usize;
     let mut plan: Vec<Planned> = Vec::new();
     let (mut sum, mut swapped, mut flushes) = (0u64, 0u64, 0);
     let mut fenced_write = None;
     for id in 0..REQUESTS {
-        let most = if transport == Transport::Ud { mtu } else { (4 * mtu).min(STRIDE) };
+        let packets = if size == Size::Long && random.happens(800) { 4 } else { size.packets() };
+        let most = if transport == Transport::Ud { mtu } else { packets * mtu };
         let length = match random.below(5) {
             0 => 0,
             1 => mtu,
@@ -411,7 +548,7 @@ fn plan(random: &mut Random, transport: Transport, side: usize, mtu: Mtu) -> Vec
             3 => most,
             _ => random.below(most as u64 + 1) as usize,
         };
-        let address = (id * STRIDE) as u64;
+        let address = (id * size.stride()) as u64;
         let immediate = random.happens(500).then_some(id as u32 | 0x1000);
         let data = pattern(side, id, length);
         let mut request = Request {
@@ -457,7 +594,7 @@ fn plan(random: &mut Random, transport: Transport, side: usize, mtu: Mtu) -> Vec
                     let old = sum;
                     sum = sum.wrapping_add(SUMMAND);
                     let work = Work::Atomic {
-                        address: COUNTER,
+                        address: size.counter(),
                         key: KEY,
                         change: Atomic::FetchAdd { add: SUMMAND },
                     };
@@ -468,7 +605,7 @@ fn plan(random: &mut Random, transport: Transport, side: usize, mtu: Mtu) -> Vec
                     let (compare, swap) = (swapped, id as u64 + 1);
                     swapped = swap;
                     let work = Work::Atomic {
-                        address: SWAPPED,
+                        address: size.counter() + 8,
                         key: KEY,
                         change: Atomic::CompareSwap { compare, swap },
                     };
