@@ -1,5 +1,5 @@
-//! A capture of the fabric holds the packets as they were meant: read back here, and by Wireshark's decoder: that test is
-//! skipped where `tshark` is not installed, and fails with `UVERBS_NEEDS_TSHARK` set.
+//! A capture of the fabric holds the packets as they were meant: read back here, and by Wireshark's decoder. That test
+//! is skipped where `tshark` is not installed, and fails with `UVERBS_NEEDS_TSHARK` set.
 
 mod driver;
 
@@ -108,8 +108,8 @@ fn a_capture_has_each_packet_with_its_payload_and_icrc() {
     assert!(written == memory);
 }
 
-/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is a
-/// failure.
+/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is
+/// a failure.
 fn output_of(mut tshark: Command, file: &Path) -> Option<String> {
     let output = tshark.output();
     let _ = std::fs::remove_file(file);

@@ -25,8 +25,8 @@ pub const MAX_UNIT: u32 = 32;
 /// - Commands: [`create`](Endpoint::create), [`move_to`](Endpoint::move_to), [`destroy`](Endpoint::destroy).
 /// - Input: [`post`](Endpoint::post) and [`packet`](Endpoint::packet). They complete requests and receives, and note
 ///   that there is something to send.
-/// - [`run`](Endpoint::run) sends. It is to be called after each of the others, until it says that there is no more, and
-///   at the [`deadline`](Endpoint::deadline).
+/// - [`run`](Endpoint::run) sends. It is to be called after each of the others, until it says that there is no more,
+///   and at the [`deadline`](Endpoint::deadline).
 ///
 /// Memory grows only with `create`: by the depth of the send queue and `max_dest_rd_atomic`.
 #[derive(Debug)]

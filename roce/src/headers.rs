@@ -13,7 +13,10 @@ use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 macro_rules! headers {
-    ($( $(#[$doc:meta])* struct $name:ident[$size:literal] { $( $(#[$field_doc:meta])* $field:ident: $type:ty, )* } )*) => {
+    ($(
+        $(#[$doc:meta])*
+        struct $name:ident[$size:literal] { $( $(#[$field_doc:meta])* $field:ident: $type:ty, )* }
+    )*) => {
         $(
             $(#[$doc])*
             #[derive(

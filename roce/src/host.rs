@@ -3,8 +3,8 @@
 use crate::headers::Packet;
 use uverbs_uapi::wc::ib_wc_status;
 
-/// A device whose queue pairs an [`Endpoint`](crate::Endpoint) drives. All checks of keys, ranges and partitions are its
-/// own.
+/// A device whose queue pairs an [`Endpoint`](crate::Endpoint) drives. All checks of keys, ranges and partitions are
+/// its own.
 ///
 /// The endpoint calls it while it handles a packet or runs, and holds nothing of it in between. Offsets and lengths of
 /// local data count from the begin of the message; the device knows the scatter/gather list of each request and each
@@ -23,9 +23,10 @@ pub trait Host {
 
     /// Leaves the payload of the next packet in memory until it arrives. The next call of [`send`](Host::send) gets its
     /// headers only; the caller of [`Endpoint::packet_for`](crate::Endpoint::packet_for) gives it a payload as long.
-    /// `packets` middle packets of `length` bytes each can leave as one [unit](Packet::packets). Returns how many do, at
-    /// most as many, or 0 to have the payload of one packet copied. It is asked for payloads that need no padding, and of all
-    /// transports: a request of UC or UD completes when its last packet was sent, and its memory is the program's again.
+    /// `packets` middle packets of `length` bytes each can leave as one [unit](Packet::packets). Returns how many do,
+    /// at most as many, or 0 to have the payload of one packet copied. It is asked for payloads that need no padding,
+    /// and of all transports: a request of UC or UD completes when its last packet was sent, and its memory is the
+    /// program's again.
     fn leave_in_place(&mut self, qpn: u32, source: Source, length: u32, packets: u32) -> u32 {
         let _ = (qpn, source, length, packets);
         0
@@ -77,8 +78,8 @@ pub trait Host {
     /// Completes a request. Requests complete in the order in which they were posted, each once.
     fn complete(&mut self, qpn: u32, request: u64, status: ib_wc_status);
 
-    /// Whether the peer may do this. The whole of a message is checked before its first byte is touched. Reads and writes
-    /// of no bytes need no key.
+    /// Whether the peer may do this. The whole of a message is checked before its first byte is touched. Reads and
+    /// writes of no bytes need no key.
     ///
     /// # Errors
     ///

@@ -31,7 +31,7 @@ use core::fmt;
 use uverbs_uapi::wc::ib_wc_status;
 
 /// The most packets of sends and writes without acknowledgement: `RXE_MAX_UNACKED_PSNS`. Reads are bounded by
-/// `max_rd_atomic`.
+/// `max_rd_atomic`; `rxe_requester` counts their PSNs, too, and stops when there are more than 128 of all.
 const WINDOW: u32 = 128;
 /// Packets after which one asks for an acknowledgement in the middle of a message: `RXE_MAX_PKT_PER_ACK`.
 const PACKETS_PER_ACK: u32 = 64;

@@ -10,6 +10,7 @@
 //! | `rules` | one rule at a time: retries, NAKs, windows, states |
 //! | `hostile` | peers that send anything |
 //! | `codec` | headers |
+//! | `units` | packets that come as one, and what they do one by one |
 //! | `congestion` | the window that losses make smaller |
 //! | `cm` | messages of the connection manager |
 

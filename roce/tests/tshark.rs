@@ -99,8 +99,8 @@ fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is a
-/// failure.
+/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is
+/// a failure.
 fn output_of(mut tshark: Command, file: &Path) -> Option<String> {
     let output = tshark.output();
     let _ = std::fs::remove_file(file);

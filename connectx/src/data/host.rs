@@ -24,8 +24,8 @@ pub(crate) struct DeviceHost<'d> {
 }
 
 impl<'d> DeviceHost<'d> {
-    /// The payload of the packet that arrives, or of each one of a unit, with its offset. The memory of one may be that which
-    /// the one before was written to.
+    /// The payload of the packet that arrives, or of each one of a unit, with its offset. The memory of one may be that
+    /// which the one before was written to.
     fn payloads<'a>(&self, data: &'a [u8]) -> impl Iterator<Item = (u32, Payload<'a>)> + use<'a, 'd>
     where
         'd: 'a,

@@ -29,8 +29,8 @@ impl<P: Clone> QueuePair<P> {
         true
     }
 
-    /// Takes packets from the middle of the response to the oldest request, as far as it was asked for. Data that cannot be written is left to the
-    /// packet that fails.
+    /// Takes packets from the middle of the response to the oldest request, as far as it was asked for. Data that
+    /// cannot be written is left to the packet that fails.
     fn handle_unit<H: Host<Path = P>>(
         &mut self,
         now: Nanoseconds,
@@ -198,7 +198,8 @@ impl<P: Clone> QueuePair<P> {
             return self.fail_oldest(host, ib_wc_status::IB_WC_RNR_RETRY_EXC_ERR);
         }
         requester.rnr_retries = requester.rnr_retries.saturating_add(1);
-        // The peer answers: NAKs that come late for packets behind this one are not retries of the transport.
+        // The peer answers: NAKs that come late for packets behind this one are not retries of the transport. This rule
+        // is our own: `COMPST_RNR_RETRY` of rxe leaves the other counter as it is.
         requester.retries = 0;
         requester.congestion.iter_mut().for_each(Congestion::start_over);
         requester.waits_for_receiver = true;

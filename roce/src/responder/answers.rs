@@ -50,8 +50,8 @@ impl<P: Clone> QueuePair<P> {
         kept.pending = Some(at);
     }
 
-    /// Sends the next packet of a response, or at most `room` of them as a unit, or an ACK or NAK. Returns whether there
-    /// was one.
+    /// Sends the next packet of a response, or at most `room` of them as a unit, or an ACK or NAK. Returns whether
+    /// there was one.
     ///
     /// Responses go in the order of their requests: the peer takes a later one for a sign that the earlier one is lost.
     /// Between the packets of a long one requests are sent, as rxe's two tasks take turns: they are not to wait for the
@@ -96,8 +96,8 @@ impl<P: Clone> QueuePair<P> {
         })
     }
 
-    /// Sends the packet `at` of a response, with `left` others in place, or none. From `read_reply`, `send_atomic_ack` and
-    /// `send_read_response_ack`.
+    /// Sends the packet `at` of a response, with `left` others in place, or none. From `read_reply`, `send_atomic_ack`
+    /// and `send_read_response_ack`.
     fn send_answer<H: Host<Path = P>>(
         &mut self,
         host: &mut H,

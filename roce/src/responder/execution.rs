@@ -171,6 +171,10 @@ impl<P: Clone> QueuePair<P> {
     }
 
     /// Completes the receive of a message, if it has one. From `do_complete`.
+    ///
+    /// An invalidation that is refused is answered with a NAK, and its receive fails with `IB_WC_LOC_ACCESS_ERR`; rxe
+    /// sends no NAK, and has `IB_WC_REM_INV_REQ_ERR` (`RESPST_ERR_INVALIDATE_RKEY`, class J). Nor does it send one if
+    /// the completion finds no place in its CQ (`RESPST_ERR_CQ_OVERFLOW`, class G): here the peer is told, too.
     pub(super) fn end_message<H: Host<Path = P>>(
         &mut self,
         host: &mut H,

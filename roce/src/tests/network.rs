@@ -92,8 +92,8 @@ pub(super) struct Network {
     pub(super) sendings: [BTreeMap<u32, (u32, u32)>; 2],
     /// The PSNs of each side's requests that are sent and not acknowledged, by the rules of a requester.
     unacknowledged: [VecDeque<Unacknowledged>; 2],
-    /// Whether only packets that are sent for the first time are late, and no responses. Then a NAK or a response always
-    /// tells what is missing, and a timeout of zero is enough.
+    /// Whether only packets that are sent for the first time are late, and no responses. Then a NAK or a response
+    /// always tells what is missing, and a timeout of zero is enough.
     pub(super) repeats_in_order: bool,
     /// Of 1000 packets, those with which the next one comes together: before the endpoints run.
     pub(super) together: u64,
@@ -369,8 +369,8 @@ impl Network {
         }
     }
 
-    /// The oldest PSN of a side that is sent and not acknowledged, how often it was sent, and how many faults there were
-    /// before.
+    /// The oldest PSN of a side that is sent and not acknowledged, how often it was sent, and how many faults there
+    /// were before.
     pub(super) fn oldest(&self, side: usize) -> Option<(Psn, u32, u32)> {
         let psn = self.unacknowledged[side].front()?.psn;
         let (times, before) = self.sendings[side].get(&psn.get())?;
