@@ -203,6 +203,13 @@ impl<P> Requester<P> {
         self.next < self.queue.len()
     }
 
+    /// Whether the next request to be executed needs no packet.
+    pub(crate) fn is_local_next(&self) -> bool {
+        let mut rest = self.queue.iter().skip(self.next);
+        let next = rest.find(|posted| !(posted.begun && posted.is_local()));
+        next.is_some_and(Posted::is_local)
+    }
+
     /// How many requests are not complete.
     pub(crate) fn pending(&self) -> usize {
         self.queue.len()

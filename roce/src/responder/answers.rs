@@ -67,7 +67,8 @@ impl<P: Clone> QueuePair<P> {
         let pending = responder.resources.iter_mut().find_map(|kept| Some((kept.pending?, kept)));
         let Some((at, whole)) = pending else { return self.send_reply(host, buffer) };
         if core::mem::take(&mut responder.yields) {
-            let request = match self.state.sends() {
+            // An invalidation would take the key of the rest of the response.
+            let request = match self.state.sends() && !self.requester.is_local_next() {
                 true => self.send_request(now, host, buffer, room),
                 false => Step::Idle,
             };
