@@ -118,7 +118,7 @@ pub(super) fn free(kernel: &mut Kernel, file: FileId, memory: DeviceMemory) -> R
 
 impl DeviceMemory {
     /// Gives it back to the device.
-    pub(super) fn dealloc(self, driver: &mut Driver, switch: &mut Switch) -> Result<()> {
+    pub(super) fn dealloc(&self, driver: &mut Driver, switch: &mut Switch) -> Result<()> {
         let mut command = input::<dealloc_memic_in>(opcode::DEALLOC_MEMIC);
         command.set(dealloc_memic_in::memic_start_addr, self.start);
         command.set(dealloc_memic_in::memic_size, self.allocated);

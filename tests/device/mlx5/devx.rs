@@ -7,11 +7,12 @@ pub(crate) mod virtio;
 
 use super::raw::{Poller, Poster};
 use crate::capability::Capability;
+use crate::env;
 use crate::fork::in_child;
 use crate::leaks::rounds;
 use crate::pair::{Config, PATIENCE, Pair, gid};
 use crate::testbed::link_of;
-use crate::verdict::{Verdict, require, trials};
+use crate::verdict::{Verdict, require, supported, trials};
 use uverbs::mlx5::devx::{self, DevxEventData, DevxEvents, DevxObject, DevxRef, Umem};
 use uverbs::mlx5::{DoorbellPage, Uar, UarKind, pd_number};
 use uverbs::{Access, Context, Errno, LinkLayer, ObjectKind, Remote};
@@ -33,6 +34,7 @@ trials![
     queues_of_the_verbs_are_queried,
     queues_of_devx_alone_carry_a_write,
     queue_of_devx_is_queried,
+    queue_outlives_the_uar_that_it_rings,
     query_that_writes_to_memory_is_refused,
     events_arrive_with_their_cookies,
     objects_and_umems_leave_nothing,
@@ -395,6 +397,35 @@ fn queue_of_devx_is_queried() -> Verdict {
     let output = Bits::<query_cq_out, _>::new(output);
     assert_eq!(output.sub(query_cq_out::cq_context).get(cqc::producer_counter), 100);
     assert_ne!(queues.uar.page_id(), 0);
+    Ok(())
+}
+
+/// Firmware keeps the register of a queue, and whoever freed it is not told.
+fn queue_outlives_the_uar_that_it_rings() -> Verdict {
+    let context = open()?;
+    let kinds = [ObjectKind::MLX5_DEVX_OBJ, ObjectKind::MLX5_DEVX_UMEM, ObjectKind::MLX5_UAR];
+    let census = || -> Verdict<Vec<_>> {
+        let handles = kinds.iter().map(|kind| context.handles(*kind));
+        let handles = handles.map(|handles| supported(handles, Capability::InfoHandles));
+        handles.collect()
+    };
+    let (before, firmware) = (census()?, env::firmware_objects());
+    for is_mapped in [true, false] {
+        let umem = Umem::builder(&context).page_sizes(4096).allocate(0x2000)?;
+        let uar = Uar::alloc(&context, UarKind::NonCached)?;
+        let page = is_mapped.then(|| uar.map()).transpose()?;
+        let queue = sharing::queue_in(&context, umem.id(), &uar, &[&umem])?;
+        uar.destroy()?;
+        drop(page);
+        context.query_device()?;
+        let mut output = vec![0; query_cq_out::SIZE];
+        devx::query(&queue, &about(opcode::QUERY_CQ, queue.number()), &mut output)?;
+        drop((umem, queue));
+        assert_eq!((context.leaked(), census()?), (0, before.clone()), "mapped: {is_mapped}");
+    }
+    // A kernel in this process frees it at its next call.
+    context.query_device()?;
+    assert_eq!(env::firmware_objects(), firmware, "after and before");
     Ok(())
 }
 
