@@ -105,7 +105,8 @@ fn run() -> Result<()> {
     ] {
         ring.set(field, value);
     }
-    let virtq = create(&context, input.bytes(), &[&umems[0], &umems[1], &umems[2], &tis])?;
+    let keeps: [&dyn DevxRef; 6] = [&umems[0], &umems[1], &umems[2], &tis, &pd, &memory];
+    let virtq = create(&context, input.bytes(), &keeps)?;
     change(&virtq, state::RDY)?;
 
     // The part of the driver in the virtual machine: a frame, its descriptor, the available ring, the doorbell.

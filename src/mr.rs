@@ -49,7 +49,8 @@ use std::sync::Arc;
 
 /// The reason of an `EBUSY` from changing, releasing or destroying a region.
 pub(crate) const HELD: &str = "a memory window holds the region, which was handed out for a \
-                               binding: destroy or reallocate the window first";
+                               binding, or an object of DEVX keeps it: destroy or reallocate the window, \
+                               destroy the object";
 
 /// The part of a region that the windows which hold it share.
 pub(crate) struct MrInner<M> {

@@ -47,7 +47,7 @@ pub(crate) fn run() -> Result<()> {
     queue.set(cqc::c_eqn_or_apu_element, devx::query_eqn(&context, 0)?.into());
     queue.set(cqc::dbr_umem_id, umem.id().into());
     queue.set(cqc::dbr_addr, CQ_RECORD);
-    let cq = create(&context, input.bytes(), &[&umem])?;
+    let cq = create(&context, input.bytes(), &[&umem, &uar])?;
 
     let mut input =
         Bits::<create_qp_in, _>::new(command::<{ create_qp_in::SIZE }>(opcode::CREATE_QP));
@@ -68,8 +68,8 @@ pub(crate) fn run() -> Result<()> {
     ] {
         queue.set(field, value);
     }
-    // It keeps the completion queue, and is destroyed before it.
-    let qp = create(&context, input.bytes(), &[&umem, &cq])?;
+    // It keeps the completion queue, the domain and the UAR, and is destroyed before them.
+    let qp = create(&context, input.bytes(), &[&umem, &uar, &pd, &cq])?;
     connect(&context, &qp)?;
     println!("queue pair {:#x} and completion queue {:#x}", qp.number(), cq.number());
 

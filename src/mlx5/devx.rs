@@ -9,7 +9,7 @@
 //!
 //! ```no_run
 //! # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-//! use uverbs::mlx5::devx::{self, DevxObject, Umem};
+//! use uverbs::mlx5::devx::{self, DevxObject, DevxRef, Umem};
 //! use uverbs::mlx5::{Uar, UarKind};
 //! use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
 //! use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
@@ -25,8 +25,9 @@
 //! queue.set(cqc::c_eqn_or_apu_element, devx::query_eqn(context, 0)?.into());
 //! queue.set(cqc::dbr_umem_id, umem.id().into());
 //! queue.set(cqc::dbr_addr, 4096);
-//! // SAFETY: the queue lies in the umem, which the object keeps.
-//! let cq = unsafe { DevxObject::create(context, create.bytes(), &mut [0; 16], &[&umem])? };
+//! // SAFETY: the queue lies in the umem, which the object keeps, as it keeps the UAR.
+//! let keeps: [&dyn DevxRef; 2] = [&umem, &uar];
+//! let cq = unsafe { DevxObject::create(context, create.bytes(), &mut [0; 16], &keeps)? };
 //! println!("completion queue {:#x}", cq.number());
 //! # Ok(()) }
 //! ```
@@ -39,7 +40,7 @@ mod umem;
 
 pub use command::{general_command, general_command_unchecked, query_eqn};
 pub use events::{DevxEvent, DevxEventData, DevxEvents};
-pub(crate) use object::Facts;
+pub(crate) use object::{Facts, kept};
 pub(super) use object::send_modify;
 pub use object::{DevxObject, DevxRef, DevxTarget, modify, query};
 pub use queries::{DevxAnswer, DevxQueries};

@@ -1,12 +1,15 @@
 //! UARs that the program allocates. Pairs with `MLX5_IB_OBJECT_UAR` of `drivers/infiniband/hw/mlx5/main.c`.
 
+use super::devx::kept;
 use super::page::DoorbellPage;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
 use crate::memory::mmio_page::MmioPage;
-use crate::object::{Class, Object};
+use crate::object::{Class, Object, destroy_sole};
 use crate::provider::mlx5::uar;
+use std::any::Any;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::mlx5::uar as uapi;
 use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as raw;
@@ -38,7 +41,7 @@ pub enum UarKind {
 ///
 /// The library allocates registers for its queues by itself, see [`ThreadDomain`](crate::ThreadDomain).
 /// This UAR is for queues that the program makes by other means, and that name the page by its
-/// [number](Self::page_id).
+/// [number](Self::page_id). A [`DevxObject`](super::devx::DevxObject) keeps those that its creation is given.
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, kind: uverbs::mlx5::UarKind) -> Result<(), Box<dyn std::error::Error>> {
@@ -57,7 +60,7 @@ pub enum UarKind {
 #[doc(alias = "mlx5dv_devx_uar")]
 #[derive(Debug)]
 pub struct Uar {
-    object: Object,
+    object: Arc<Object>,
     page: uar::UarPage,
 }
 
@@ -80,7 +83,8 @@ impl Uar {
         let page = uar::UarPage::alloc(&*file.kernel, wanted).map_err(|errno| {
             Error::from_kernel(VERB, errno).context(|| format!("a UAR of kind {kind:?}"))
         })?;
-        Ok(Uar { object: Object::new(file.clone(), Class::UAR, page.handle, ()), page })
+        let object = Object::new(file.clone(), Class::UAR, page.handle, ());
+        Ok(Uar { object: Arc::new(object), page })
     }
 
     /// The device's number of the page.
@@ -144,12 +148,21 @@ impl Uar {
     ///
     /// # Errors
     ///
-    /// Those of the kernel; the UAR comes back with the error.
+    /// `EBUSY` while an object of DEVX keeps it, and others of the kernel; the UAR comes back with the error.
     #[doc(alias = "mlx5dv_devx_free_uar")]
-    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
-        match self.object.destroy() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(error.with(self)),
-        }
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
+        let Uar { object, page } = self;
+        destroy_sole(object, Class::UAR.verb, kept::HELD, Object::destroy)
+            .map_err(|failed| failed.map(|object| Uar { object, page }))
+    }
+}
+
+impl kept::Sealed for Uar {
+    fn context(&self) -> Context {
+        Context { file: self.object.file().clone() }
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.object.clone()
     }
 }

@@ -1,14 +1,16 @@
 //! VARs: doorbell pages of virtio devices that the hardware emulates. Pairs with `MLX5_IB_OBJECT_VAR`
 //! of `drivers/infiniband/hw/mlx5/main.c`.
 
+use super::devx::kept;
 use super::page::DoorbellPage;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::memory::mmio_page::MmioPage;
-use crate::object::{Class, Object};
+use crate::object::{Class, Object, destroy_sole};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
+use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_VAR;
@@ -98,7 +100,7 @@ impl VarLocation {
 #[doc(alias = "mlx5dv_var")]
 #[derive(Debug)]
 pub struct Var {
-    pub(crate) object: Object,
+    pub(crate) object: Arc<Object>,
     pub(crate) location: VarLocation,
     /// A mapping of an imported VAR, so that the kernel gives the mmap offset to no other page while the
     /// import lives.
@@ -143,7 +145,7 @@ impl Var {
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::VAR, handle, ());
-        Ok(Var { object, location, _mapped: None })
+        Ok(Var { object: Arc::new(object), location, _mapped: None })
     }
 
     /// The page's number among those of its kind.
@@ -209,12 +211,26 @@ impl Var {
     ///
     /// # Errors
     ///
-    /// Those of the kernel; the VAR comes back with the error.
+    /// `EBUSY` while an object of DEVX keeps it, and others of the kernel; the VAR comes back with the error.
     #[doc(alias = "mlx5dv_free_var")]
-    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
-        match self.object.destroy() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(error.with(self)),
-        }
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
+        let Var { object, location, _mapped } = self;
+        destroy_sole(object, Class::VAR.verb, kept::HELD, Object::destroy)
+            .map_err(|failed| failed.map(|object| Var { object, location, _mapped }))
+    }
+
+    /// Whether an object of this process keeps it.
+    pub(crate) fn is_kept(&self) -> bool {
+        Arc::strong_count(&self.object) > 1
+    }
+}
+
+impl kept::Sealed for Var {
+    fn context(&self) -> Context {
+        self.context()
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.object.clone()
     }
 }

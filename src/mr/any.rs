@@ -8,6 +8,7 @@ use crate::file::File;
 use crate::number::{Lkey, Rkey};
 use crate::wr::{Remote, Sge};
 use rustix::io::Errno;
+use std::any::Any;
 use std::fmt;
 use std::ops::RangeBounds;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -172,6 +173,11 @@ impl AnyMemoryRegion {
         range: impl RangeBounds<usize>,
     ) -> std::result::Result<(usize, usize), MemoryError> {
         if self.dead { Err(MemoryError::Dead) } else { range::resolve(range, self.length) }
+    }
+
+    /// Keeps the registration.
+    pub(crate) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(self.registration.clone())
     }
 
     /// Deregisters the memory and frees the region's owned memory; dropping the region does the same

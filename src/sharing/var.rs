@@ -4,12 +4,14 @@
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
 use crate::handles::ObjectKind;
+use crate::mlx5::devx::kept;
 use crate::mlx5::var::{Var, VarLocation};
 use crate::object::{Class, Object};
 use crate::sharing::devx::{RdmaCoreObject, RdmaCoreUmem, read_rdma_core};
 use crate::sharing::envelope::{Envelope, Fingerprint};
 use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use rustix::io::Errno;
+use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const VERB: &str = "import_var";
@@ -108,8 +110,13 @@ impl Var {
     ///
     /// # Errors
     ///
-    /// As [`export`](Self::export); the VAR comes back with the error.
+    /// `EBUSY` while an object of DEVX keeps it, which needs this process to own it as long. As
+    /// [`export`](Self::export) else. The VAR comes back with the error.
     pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
+        if self.is_kept() {
+            let error = Error::new("release_var", Errno::BUSY).detail(kept::HELD);
+            return Err(error.with(self));
+        }
         match self.export() {
             Ok(envelope) => {
                 self.object.set_owned(false);
@@ -192,7 +199,7 @@ fn import(context: &Context, handle: u32, location: VarLocation) -> Result<Impor
         _ => error.in_verb(VERB),
     })?;
     let object = Object::imported(file.clone(), Class::VAR, handle, ());
-    Ok(Imported::new(Var { object, location, _mapped: Some(mapped) }))
+    Ok(Imported::new(Var { object: Arc::new(object), location, _mapped: Some(mapped) }))
 }
 
 impl Sealed for Var {
@@ -207,7 +214,7 @@ impl Sealed for Var {
     }
 
     fn is_held(&self) -> bool {
-        false
+        self.is_kept()
     }
 
     fn set_owned(&self, owned: bool) {

@@ -5,7 +5,10 @@ use crate::context::Context;
 use crate::cq::CqControl;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
+use crate::mlx5::{Uar, Var};
+use crate::mr::{AnyMemoryRegion, MemoryRegion};
 use crate::object::{Class, Object, destroy_sole};
+use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::QpControl;
 use crate::srq::SharedReceiveQueue;
 use std::any::Any;
@@ -26,8 +29,10 @@ impl Class {
 
 /// An object that a command made: a queue, a memory key, a counter set, a TIR, a general object.
 ///
-/// It keeps the umems and objects that its creation names. Dropping it destroys it, once no object that was created
-/// with it is left. If firmware refuses, it is leaked with all that it keeps; see [`Context::leaked`]. Its methods may
+/// It keeps what its creation names, as far as it is given: umems, domains, UARs. Dropping it destroys it, once no object that was created
+/// with it is left. If firmware refuses, it is leaked with all that it keeps; see [`Context::leaked`]. So is one that
+/// keeps something and is dropped after the device was removed, when destroying it is `EIO`; one that keeps nothing is
+/// gone with the device. Its methods may
 /// be called from any thread.
 ///
 /// ```no_run
@@ -69,15 +74,25 @@ pub(crate) struct Facts {
     pub(crate) log_obj_range: u8,
 }
 
-/// A [`Umem`](super::Umem) or a [`DevxObject`], which a command names and the object that it creates keeps.
+/// An object that a command names, and that the object which it creates keeps: a [`Umem`](super::Umem), a
+/// [`DevxObject`], a UAR or VAR, or an object of the verbs.
 pub trait DevxRef: kept::Sealed {}
 
 impl DevxRef for DevxObject {}
+impl DevxRef for Uar {}
+impl DevxRef for Var {}
+impl DevxRef for CqControl {}
+impl DevxRef for AnyMemoryRegion {}
+impl<S: Sharing> DevxRef for ProtectionDomain<S> {}
+impl<T, M: Send + 'static> DevxRef for MemoryRegion<T, M> {}
 
-pub(super) mod kept {
+pub(crate) mod kept {
     use crate::context::Context;
     use std::any::Any;
     use std::sync::Arc;
+
+    /// The reason of an `EBUSY`.
+    pub(crate) const HELD: &str = "an object of DEVX keeps it: destroy that one first";
 
     pub trait Sealed {
         fn context(&self) -> Context;
@@ -96,11 +111,52 @@ impl kept::Sealed for DevxObject {
     }
 }
 
+impl kept::Sealed for CqControl {
+    fn context(&self) -> Context {
+        Context { file: self.inner.file().clone() }
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.inner.clone()
+    }
+}
+
+impl<S: Sharing> kept::Sealed for ProtectionDomain<S> {
+    fn context(&self) -> Context {
+        self.context()
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.inner.clone()
+    }
+}
+
+impl<T, M: Send + 'static> kept::Sealed for MemoryRegion<T, M> {
+    fn context(&self) -> Context {
+        Context { file: self.inner.file().clone() }
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.inner.clone()
+    }
+}
+
+impl kept::Sealed for AnyMemoryRegion {
+    fn context(&self) -> Context {
+        self.context()
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.keep()
+    }
+}
+
 impl DevxObject {
     /// Sends a command that creates an object, and writes its output to `output`. The kernel takes the opcodes of
     /// queues, memory keys, domains, TIRs and TISs, tables, counters, scheduling elements and general objects. The
-    /// object keeps the umems and objects `keeps`: a queue pair its completion queues, so that it is destroyed before
-    /// them.
+    /// object keeps `keeps`: a queue pair its protection domain, completion queues and UAR, so that it is destroyed
+    /// before them, in whatever order they are dropped. Firmware refuses to free a protection domain that a queue uses
+    /// but does not keep, which is [leaked](Context::leaked) then.
     ///
     /// # Safety
     ///
@@ -130,7 +186,7 @@ impl DevxObject {
         const HANDLE: u16 = uapi::MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE;
         let file = file_of(VERB, context)?;
         for kept in keeps {
-            file.check_same(VERB, "umem or object", &kept.context().file)?;
+            file.check_same(VERB, "object to keep", &kept.context().file)?;
         }
         let handle = run(
             file,

@@ -13,8 +13,9 @@ use crate::leaks::rounds;
 use crate::pair::{Config, PATIENCE, Pair, gid};
 use crate::testbed::link_of;
 use crate::verdict::{Verdict, require, supported, trials};
+use std::any::Any;
 use uverbs::mlx5::devx::{self, DevxEventData, DevxEvents, DevxObject, DevxRef, Umem};
-use uverbs::mlx5::{DoorbellPage, Uar, UarKind, pd_number};
+use uverbs::mlx5::{DoorbellPage, RawCompletionQueue, Uar, UarKind, pd_number};
 use uverbs::{Access, Context, Errno, LinkLayer, ObjectKind, Remote};
 use uverbs_uapi::mlx5::cqe::mlx5_cqe_opcode;
 use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
@@ -35,6 +36,7 @@ trials![
     queues_of_devx_alone_carry_a_write,
     queue_of_devx_is_queried,
     queue_outlives_the_uar_that_it_rings,
+    objects_may_be_dropped_in_any_order,
     query_that_writes_to_memory_is_refused,
     events_arrive_with_their_cookies,
     objects_and_umems_leave_nothing,
@@ -260,6 +262,35 @@ const CQES: u64 = 0x2000;
 const RECORDS: u64 = 0x3000;
 const LOG_WQES: u32 = 4;
 
+/// The command that creates a queue pair in the umem of [`Queues`].
+fn pair_command(
+    umem: &Umem,
+    uar: &Uar,
+    pd: &uverbs::ProtectionDomain,
+    cqn: u32,
+) -> Verdict<Vec<u8>> {
+    let mut input = input::<create_qp_in>(opcode::CREATE_QP);
+    input.set(create_qp_in::wq_umem_id, umem.id().into());
+    input.set(create_qp_in::wq_umem_offset, PAIR);
+    let mut queue = input.sub_mut(create_qp_in::qpc);
+    for (field, value) in [
+        (qpc::pm_state, 3),
+        (qpc::pd, pd_number(pd)?.into()),
+        (qpc::cqn_snd, cqn.into()),
+        (qpc::cqn_rcv, cqn.into()),
+        // 256 receives of 16 bytes, so that the sends begin at a page.
+        (qpc::log_rq_size, 8),
+        (qpc::log_sq_size, LOG_WQES.into()),
+        (qpc::uar_page, uar.page_id().into()),
+        (qpc::user_index, 0xff_ffff),
+        (qpc::dbr_umem_id, umem.id().into()),
+        (qpc::dbr_addr, RECORDS + 64),
+    ] {
+        queue.set(field, value);
+    }
+    Ok(input.into_inner())
+}
+
 impl Queues {
     fn new(context: Context) -> Verdict<Queues> {
         let uar = Uar::alloc(&context, UarKind::NonCached)?;
@@ -285,28 +316,9 @@ impl Queues {
         ] {
             queue.set(field, value);
         }
-        let cq = create(&context, input.bytes(), &[&umem])?;
-        let mut input =
-            Bits::<create_qp_in, _>::new(command::<{ create_qp_in::SIZE }>(opcode::CREATE_QP));
-        input.set(create_qp_in::wq_umem_id, umem.id().into());
-        input.set(create_qp_in::wq_umem_offset, PAIR);
-        let mut queue = input.sub_mut(create_qp_in::qpc);
-        for (field, value) in [
-            (qpc::pm_state, 3),
-            (qpc::pd, pd_number(&pd)?.into()),
-            (qpc::cqn_snd, cq.number().into()),
-            (qpc::cqn_rcv, cq.number().into()),
-            // 256 receives of 16 bytes, so that the sends begin at a page.
-            (qpc::log_rq_size, 8),
-            (qpc::log_sq_size, LOG_WQES.into()),
-            (qpc::uar_page, uar.page_id().into()),
-            (qpc::user_index, 0xff_ffff),
-            (qpc::dbr_umem_id, umem.id().into()),
-            (qpc::dbr_addr, RECORDS + 64),
-        ] {
-            queue.set(field, value);
-        }
-        let qp = create(&context, input.bytes(), &[&umem, &cq])?;
+        let cq = create(&context, input.bytes(), &[&umem, &uar])?;
+        let input = pair_command(&umem, &uar, &pd, cq.number())?;
+        let qp = create(&context, &input, &[&umem, &uar, &pd, &cq])?;
         let dbrec = |offset: u64| at(RECORDS + offset).cast();
         let poster = Poster::new(qp.number(), at(SENDS), 1 << LOG_WQES, dbrec(64));
         let poller = Poller::new(at(CQES), 1 << LOG_WQES, 64, dbrec(0), 0);
@@ -426,6 +438,74 @@ fn queue_outlives_the_uar_that_it_rings() -> Verdict {
     // A kernel in this process frees it at its next call.
     context.query_device()?;
     assert_eq!(env::firmware_objects(), firmware, "after and before");
+    Ok(())
+}
+
+/// A queue pair keeps all that its command names. A number below 720 is an order of six drops.
+fn objects_may_be_dropped_in_any_order() -> Verdict {
+    const KINDS: [ObjectKind; 6] = [
+        ObjectKind::PD,
+        ObjectKind::CQ,
+        ObjectKind::MR,
+        ObjectKind::MLX5_UAR,
+        ObjectKind::MLX5_DEVX_UMEM,
+        ObjectKind::MLX5_DEVX_OBJ,
+    ];
+    let context = open()?;
+    let census = || -> Verdict<[usize; 6]> {
+        let mut counts = [0; 6];
+        for (kind, count) in KINDS.into_iter().zip(&mut counts) {
+            *count = supported(context.handles(kind), Capability::InfoHandles)?.len();
+        }
+        Ok(counts)
+    };
+    // The library's own registers stay with the context.
+    drop(context.cq_builder(1).build()?);
+    let before = census()?;
+    let parts = || -> Verdict<Vec<Option<Box<dyn Any>>>> {
+        let pd = context.alloc_pd()?;
+        let uar = Uar::alloc(&context, UarKind::NonCached)?;
+        let cq = RawCompletionQueue::take(context.cq_builder(16).build()?)?;
+        // Regions keep their domain, which would hide a queue pair that does not.
+        let other = context.alloc_pd()?;
+        let region = other.mr_builder().allocate::<u64>(1)?;
+        let erased = other.mr_builder().allocate::<u64>(1)?.erase();
+        let umem = Umem::builder(&context).page_sizes(4096).allocate(0x4000)?;
+        let input = pair_command(&umem, &uar, &pd, cq.layout().cqn)?;
+        let control = cq.control();
+        let keeps: [&dyn DevxRef; 6] = [&umem, &uar, &pd, &control, &region, &erased];
+        let qp = create(&context, &input, &keeps)?;
+        drop(control);
+        let uar = uar.destroy().expect_err("the queue pair keeps it");
+        assert_eq!((uar.error.errno(), uar.error.kernel_errno()), (Errno::BUSY, None));
+        let region = region.destroy().expect_err("the queue pair keeps it");
+        assert!(region.error.to_string().contains("DEVX"), "{}", region.error);
+        let (uar, region) = (uar.object, (region.object, erased));
+        let parts: [Box<dyn Any>; 6] = [
+            Box::new(pd),
+            Box::new(cq),
+            Box::new(region),
+            Box::new(uar),
+            Box::new(umem),
+            Box::new(qp),
+        ];
+        Ok(parts.into_iter().map(Some).collect())
+    };
+    let full: Vec<usize> = before.iter().zip([2, 1, 2, 1, 1, 1]).map(|(a, b)| a + b).collect();
+    for order in (0..720usize).step_by(7) {
+        let (mut parts, mut left, mut number) = (parts()?, (0..6).collect::<Vec<_>>(), order);
+        while !left.is_empty() {
+            assert_eq!(census()?, *full, "before {left:?} in order {order}");
+            let next = left.remove(number % left.len());
+            number /= left.len() + 1;
+            parts[next] = None;
+            if next == 5 {
+                break;
+            }
+        }
+        drop(parts);
+        assert_eq!((context.leaked(), census()?), (0, before), "order {order}");
+    }
     Ok(())
 }
 

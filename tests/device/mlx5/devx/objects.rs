@@ -148,8 +148,6 @@ struct Raw {
     sq: DevxObject,
     rq: DevxObject,
     domain: DevxObject,
-    _uar: Uar,
-    _pd: uverbs::ProtectionDomain,
 }
 
 /// Offsets in the umem.
@@ -177,7 +175,7 @@ impl Raw {
         ] {
             queue.set(field, value);
         }
-        let cq = create(context, asked.bytes(), &[&umem])?;
+        let cq = create(context, asked.bytes(), &[&umem, &uar])?;
         let domain = create(context, &command::<16>(opcode::ALLOC_TRANSPORT_DOMAIN), &[])?;
         let mut asked = input::<create_tis_in>(opcode::CREATE_TIS);
         asked.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain.number().into());
@@ -203,12 +201,12 @@ impl Raw {
         queue.set(sqc::tis_lst_sz, 1);
         queue.set(sqc::tis_num_0, tis.number().into());
         work_queue(queue.sub_mut(sqc::wq), SENDS, 6, 64);
-        let sq = create(context, asked.bytes(), &[&umem, &cq, &tis])?;
+        let sq = create(context, asked.bytes(), &[&umem, &uar, &pd, &cq, &tis])?;
         let mut asked = input::<create_rq_in>(opcode::CREATE_RQ);
         let mut queue = asked.sub_mut(create_rq_in::ctx);
         queue.set(rqc::cqn, cq.number().into());
         work_queue(queue.sub_mut(rqc::wq), RECEIVES, 4, 128);
-        let rq = create(context, asked.bytes(), &[&umem, &cq])?;
+        let rq = create(context, asked.bytes(), &[&umem, &uar, &pd, &cq])?;
         let mut asked = input::<create_rqt_in>(opcode::CREATE_RQT);
         asked.sub_mut(create_rqt_in::rqt_context).set(rqtc::rqt_actual_size, 1);
         let mut bytes = asked.into_inner();
@@ -225,14 +223,14 @@ impl Raw {
             fields.set(field, value);
         }
         let tir = create(context, asked.bytes(), &[&rqt, &domain])?;
-        Ok(Raw { tir, rqt, tis, sq, rq, domain, _uar: uar, _pd: pd })
+        Ok(Raw { tir, rqt, tis, sq, rq, domain })
     }
 }
 
 fn raw_queues_and_what_steers_to_them_are_created() -> Verdict {
     const READY: u64 = 1;
     let context = open()?;
-    let Raw { tir, rqt, tis, sq, rq, domain, _uar, _pd } = Raw::new(&context)?;
+    let Raw { tir, rqt, tis, sq, rq, domain } = Raw::new(&context)?;
     let numbers: BTreeSet<u32> = [&tir, &rqt, &tis, &sq, &rq].map(|it| it.number()).into();
     assert!(!numbers.contains(&0));
     let mut command = input::<modify_sq_in>(opcode::MODIFY_SQ);

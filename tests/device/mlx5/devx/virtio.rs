@@ -10,7 +10,7 @@ use crate::station::Station;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
-use uverbs::mlx5::devx::{self, DevxObject, Umem};
+use uverbs::mlx5::devx::{self, DevxObject, DevxRef, Umem};
 use uverbs::mlx5::{DoorbellPage, Var, VarKind, pd_number};
 use uverbs::{Access, Context, Errno, FlowEth, MemoryRegion, ObjectKind, ProtectionDomain};
 use uverbs_uapi::mlx5::prm::hca_cap::{cmd_hca_cap, virtio_emulation_cap as caps};
@@ -45,7 +45,7 @@ struct Parts {
     umems: [Umem; 3],
     memory: MemoryRegion<u8>,
     context: Context,
-    _pd: ProtectionDomain,
+    pd: ProtectionDomain,
 }
 
 impl Parts {
@@ -72,9 +72,9 @@ impl Parts {
         asked.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain.number().into());
         let tis = create(&context, asked.bytes(), &[&domain])?;
         let input = input::<create_virtio_net_q_in>(opcode::CREATE_GENERAL_OBJECT);
-        let mut parts = Parts { input, tis, umems, memory, context, _pd: pd };
+        let mut parts = Parts { input, tis, umems, memory, context, pd };
         let base = parts.memory.as_ptr() as u64;
-        let (key, pd) = (parts.memory.lkey().0, pd_number(&parts._pd)?);
+        let (key, pd) = (parts.memory.lkey().0, pd_number(&parts.pd)?);
         let ids = [0, 1, 2].map(|at| u64::from(parts.umems[at].id()));
         let mut about = parts.input.sub_mut(create_virtio_net_q_in::general_obj_in_cmd_hdr);
         about.set(header::obj_type, OBJ_TYPE_VIRTIO_NET_Q.into());
@@ -109,7 +109,8 @@ impl Parts {
 
     fn create(&self) -> uverbs::Result<DevxObject> {
         let [one, two, three] = &self.umems;
-        create(&self.context, self.input.bytes(), &[one, two, three, &self.tis])
+        let keeps: [&dyn DevxRef; 6] = [one, two, three, &self.tis, &self.pd, &self.memory];
+        create(&self.context, self.input.bytes(), &keeps)
     }
 
     /// Makes a chain of one descriptor available: `len` bytes of a frame with its header.
