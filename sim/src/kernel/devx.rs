@@ -20,7 +20,7 @@ use uverbs_uapi::mlx5::object::{
     MLX5_IB_OBJECT_DEVX_OBJ, MLX5_IB_OBJECT_DEVX_UMEM,
 };
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
-use uverbs_uapi::mlx5::prm::mkc::create_mkey_in;
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
 use uverbs_uapi::mlx5::prm::object::{
     create_uctx_in, create_uctx_out, create_umem_in, destroy_uctx_in, umem,
 };
@@ -340,6 +340,10 @@ fn query_eqn(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Modes of an mkey that names other mkeys.
+const ACCESS_MODE_KLMS: u64 = 2;
+const ACCESS_MODE_KSM: u64 = 3;
+
 /// Says that queues of the command are in umems, as `devx_set_umem_valid`.
 fn set_umem_valid(op: u16, bytes: &mut [u8]) {
     fn of_wq(mut queue: Bits<wq, &mut [u8]>) {
@@ -348,7 +352,13 @@ fn set_umem_valid(op: u16, bytes: &mut [u8]) {
     }
     match op {
         opcode::CREATE_MKEY => {
-            Bits::<create_mkey_in, _>::new(bytes).set(create_mkey_in::mkey_umem_valid, 1);
+            let mut input = Bits::<create_mkey_in, _>::new(bytes);
+            let entry = input.sub(create_mkey_in::memory_key_mkey_entry);
+            let mode = entry.get(mkc::access_mode_4_2) << 2 | entry.get(mkc::access_mode_1_0);
+            // An mkey over other mkeys has no memory of its own: `devx_handle_mkey_create`.
+            if !matches!(mode, ACCESS_MODE_KLMS | ACCESS_MODE_KSM) {
+                input.set(create_mkey_in::mkey_umem_valid, 1);
+            }
         }
         opcode::CREATE_CQ => {
             let mut input = Bits::<create_cq_in, _>::new(bytes);

@@ -26,6 +26,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 
 trials![
     mkey_over_a_umem_names_its_memory,
+    mkey_over_two_regions_carries_a_write,
     mkeys_that_make_no_sense_are_refused,
     raw_queues_and_what_steers_to_them_are_created,
     counter_set_counts_for_one_queue_pair,
@@ -111,6 +112,58 @@ fn mkey_over_a_umem_names_its_memory() -> Verdict {
     // It keeps the umem.
     assert_eq!(umem.destroy().expect_err("it is kept").into_parts().1.errno(), Errno::BUSY);
     mkey.destroy()?;
+    Ok(())
+}
+
+/// An mkey of KLMs, which names other mkeys and no umem.
+fn mkey_over_two_regions_carries_a_write() -> Verdict {
+    const KLMS: u64 = 2;
+    /// Where the mkey begins, which is no address of memory.
+    const START: u64 = 0x7000_0000;
+    const HALF: u32 = 64;
+    let mut queues = Queues::new(open()?)?;
+    let region = || queues.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512);
+    let (mut from, first, second) = (region()?, region()?, region()?);
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    // A KLM is an octoword.
+    command.set(create_mkey_in::translations_octword_actual_size, 2);
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    for (field, value) in [
+        (mkc::access_mode_1_0, KLMS),
+        (mkc::lr, 1),
+        (mkc::lw, 1),
+        (mkc::rr, 1),
+        (mkc::rw, 1),
+        (mkc::qpn, 0xff_ffff),
+        (mkc::mkey_7_0, VARIANT.into()),
+        (mkc::pd, pd_number(&queues.pd)?.into()),
+        (mkc::start_addr, START),
+        (mkc::len, 2 * u64::from(HALF)),
+        (mkc::translations_octword_size, 4),
+    ] {
+        context.set(field, value);
+    }
+    let mut command = command.into_inner();
+    for part in [&first, &second] {
+        command.extend(HALF.to_be_bytes());
+        command.extend(part.lkey().0.to_be_bytes());
+        command.extend((part.as_ptr() as u64).to_be_bytes());
+    }
+    // Four octowords, the unit of lists.
+    command.resize(command.len() + 32, 0);
+    let mkey = create(&queues.context, &command, &[&queues.pd, &first, &second])?;
+    for word in 0..16 {
+        from.write_at(word, word as u64 + 1)?;
+    }
+    let to = Remote { addr: START, rkey: uverbs::Rkey(mkey.number() << 8 | VARIANT) };
+    let head = queues.poster.rdma_write(&from.sge(..2 * HALF as usize)?, &to);
+    queues.ring(head)?;
+    queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+    for word in 0..8 {
+        assert_eq!(first.read_at(word), Some(word as u64 + 1));
+        assert_eq!(second.read_at(word), Some(word as u64 + 9));
+    }
+    assert_eq!((first.read_at(8), second.read_at(8)), (Some(0), Some(0)));
     Ok(())
 }
 
