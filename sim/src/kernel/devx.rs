@@ -428,20 +428,27 @@ pub(super) fn destroy(
     kernel.take_events_of(file)
 }
 
-/// The identity of an object by its handle: one of DEVX, or a queue of the verbs.
-fn identity(kernel: &mut Kernel, file: FileId, handle: u32) -> Result<Identity> {
-    let of = |create, number| Ok(Identity { create, obj_type: 0, number });
-    match kernel.object(file, handle)?.clone() {
-        Object::Devx { identity, .. } => Ok(identity),
-        Object::Cq { number } => of(opcode::CREATE_CQ, number),
-        Object::Qp { number, .. } => of(opcode::CREATE_QP, number),
+/// The identities of an object by its handle: one of DEVX, or a queue of the verbs. Commands may name each, as
+/// `devx_is_valid_obj_id` has it.
+fn identities(kernel: &mut Kernel, file: FileId, handle: u32) -> Result<Vec<Identity>> {
+    let of = |(create, number)| Identity { create, obj_type: 0, number };
+    Ok(match kernel.object(file, handle)?.clone() {
+        Object::Devx { identity, .. } => vec![identity],
+        Object::Cq { number } => vec![of((opcode::CREATE_CQ, number))],
+        Object::Qp { number, .. } => {
+            let (driver, _) = kernel.driver(file)?;
+            match driver.qps.get(&number).and_then(|qp| qp.raw.as_ref()) {
+                Some(raw) => raw.made().map(of).collect(),
+                None => vec![of((opcode::CREATE_QP, number))],
+            }
+        }
         Object::Srq { number } => {
             let (driver, _) = kernel.driver(file)?;
             let is_xrc = driver.srqs.get(&number).is_some_and(|srq| srq.is_xrc);
-            of(if is_xrc { opcode::CREATE_XRC_SRQ } else { opcode::CREATE_RMP }, number)
+            vec![of((if is_xrc { opcode::CREATE_XRC_SRQ } else { opcode::CREATE_RMP }, number))]
         }
-        _ => Err(Errno::INVAL),
-    }
+        _ => return Err(Errno::INVAL),
+    })
 }
 
 fn on_object(
@@ -465,14 +472,15 @@ fn about_object(
     [handle, cmd_in]: [u16; 2],
     room: usize,
 ) -> Result<Vec<u8>> {
-    let identity = identity(kernel, call.file, call.handle(handle)?)?;
+    let identities = identities(kernel, call.file, call.handle(handle)?)?;
     let input = command(kernel, call, cmd_in, room)?;
     let op = half(&input, 0);
     let (_, create, at) = known.iter().find(|(known, ..)| *known == op).ok_or(Errno::INVAL)?;
     let is_general = *create == opcode::CREATE_GENERAL_OBJECT;
     let obj_type = if is_general { half(&input, 6) } else { 0 };
     let number = number_in(*create, word(&input, *at));
-    if identity != (Identity { create: *create, obj_type, number }) || half(&input, 4) != 0 {
+    let named = Identity { create: *create, obj_type, number };
+    if !identities.contains(&named) || half(&input, 4) != 0 {
         return Err(Errno::INVAL);
     }
     Ok(input)

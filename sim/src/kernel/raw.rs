@@ -7,7 +7,7 @@ use super::qp::{Asked, WQEBB};
 use super::states::{ERR, RESET, SQE};
 use super::{Kernel, Switch};
 use crate::call::{Call, Result};
-use crate::driver::{Driver, append_pages, input, quantized_offset};
+use crate::driver::{Driver, about, append_pages, input, quantized_offset, set_uid};
 use crate::memory::Lent;
 use rustix::io::Errno;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_create_qp_resp, mlx5_ib_create_qp_resp_mask, mlx5_qp_flags};
@@ -69,9 +69,10 @@ pub(super) fn create(
         (driver_part.db_addr, RECORD, true),
     ];
     let lent = kernel.lend(call, &ranges)?;
+    let uid = kernel.file(call.file)?.uid;
     let (driver, switch) = kernel.driver(call.file)?;
     let mut raw = RawQp { sq: None, rq: None, left: Vec::new() };
-    let made = raw.make(driver, switch, asked, domain);
+    let made = raw.make(driver, switch, uid, asked, domain);
     if let Err(errno) = made {
         raw.destroy(driver, switch)?;
         kernel.give_back(call.file, lent)?;
@@ -93,32 +94,49 @@ pub(super) fn create(
 }
 
 impl RawQp {
+    /// The objects of firmware that commands may name: the command that made each, and its number.
+    pub(super) fn made(&self) -> impl Iterator<Item = (u16, u32)> {
+        let sends = self.sq.map(|SendPart { tis, sq }| {
+            [(opcode::CREATE_TIS, tis), (opcode::CREATE_SQ, sq)]
+        });
+        let receives = self.rq.map(|ReceivePart { rq, tir }| {
+            [(opcode::CREATE_RQ, rq), (opcode::CREATE_TIR, tir)]
+        });
+        sends.into_iter().chain(receives).flatten()
+    }
+
     /// The TIR, to which rules lead packets.
     pub(super) fn tir(&self) -> Option<u32> {
         self.rq.map(|part| part.tir)
     }
 
+    /// Makes the objects, which belong to the file's user context, so that its commands may name them.
     fn make(
         &mut self,
         driver: &Driver,
         switch: &mut Switch,
+        uid: u16,
         asked: &Asked,
         domain: u32,
     ) -> Result<()> {
+        let mut create = |mut command: Vec<u8>| {
+            set_uid(&mut command, uid);
+            driver.execute(switch, &command).map(|answer| Driver::created(&answer))
+        };
         if asked.driver_part.sq_wqe_count > 0 {
             let mut command = input::<create_tis_in>(opcode::CREATE_TIS);
             let mut context = command.sub_mut(create_tis_in::ctx);
             context.set(tisc::transport_domain, domain.into());
-            let tis = Driver::created(&driver.execute(switch, &command.into_inner())?);
+            let tis = create(command.into_inner())?;
             self.left.push((opcode::DESTROY_TIS, tis));
-            let sq = Driver::created(&driver.execute(switch, &send_queue(asked, tis)?)?);
+            let sq = create(send_queue(asked, tis)?)?;
             self.left.push((opcode::DESTROY_SQ, sq));
             self.sq = Some(SendPart { tis, sq });
         }
         if asked.driver_part.rq_wqe_count > 0 {
-            let rq = Driver::created(&driver.execute(switch, &receive_queue(asked)?)?);
+            let rq = create(receive_queue(asked)?)?;
             self.left.push((opcode::DESTROY_RQ, rq));
-            let tir = Driver::created(&driver.execute(switch, &receiver(asked, rq, domain))?);
+            let tir = create(receiver(asked, rq, domain))?;
             self.left.push((opcode::DESTROY_TIR, tir));
             self.rq = Some(ReceivePart { rq, tir });
         }
@@ -289,8 +307,10 @@ impl Kernel {
         if let Some(number) = self.file(call.file)?.transport_domain {
             return Ok(number);
         }
+        let mut command = about(opcode::ALLOC_TRANSPORT_DOMAIN, 0);
+        set_uid(&mut command, self.file(call.file)?.uid);
         let (driver, switch) = self.driver(call.file)?;
-        let answer = driver.execute_on(switch, opcode::ALLOC_TRANSPORT_DOMAIN, 0)?;
+        let answer = driver.execute(switch, &command)?;
         let answer = Bits::<alloc_transport_domain_out, _>::new(answer);
         let number = answer.get32(alloc_transport_domain_out::transport_domain);
         self.file_mut(call.file)?.transport_domain = Some(number);

@@ -336,6 +336,36 @@ pub(crate) fn raw_packet_queue_pair_tells_its_objects() -> Verdict {
     Ok(())
 }
 
+pub(crate) fn objects_of_a_raw_packet_queue_pair_are_queried() -> Verdict {
+    env::packets()?;
+    let context = open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.cq_builder(16).build()?;
+    let built =
+        pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_send_wr(4).max_recv_wr(4).build();
+    let qp = RawQueuePair::take(supported(built, Capability::RawPacket)?)?;
+    let RawPacketNumbers { tirn, tisn, rqn, sqn, .. } = qp.layout().raw_packet;
+    let known = |op, number: Option<u32>| {
+        let command = about(op, number.expect("the kernel tells all four"));
+        devx::query(qp.control(), &command, &mut [0; 1024])
+    };
+    let parts = [
+        (opcode::QUERY_TIR, tirn),
+        (opcode::QUERY_TIS, tisn),
+        (opcode::QUERY_RQ, rqn),
+        (opcode::QUERY_SQ, sqn),
+    ];
+    for (op, number) in parts {
+        known(op, number)?;
+        let other = known(op, number.map(|number| number ^ 1)).unwrap_err();
+        assert_eq!((other.errno(), other.kernel_errno()), (Errno::INVAL, Some(Errno::INVAL)));
+    }
+    // It is no queue pair of firmware.
+    let error = known(opcode::QUERY_QP, Some(qp.layout().qpn)).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    Ok(())
+}
+
 fn counter_set_counts_for_one_queue_pair() -> Verdict {
     /// `MLX5_QP_OPTPAR_COUNTER_SET_ID`
     const COUNTER_SET: u64 = 1 << 25;
