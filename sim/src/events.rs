@@ -4,6 +4,7 @@
 //! one end, the program the other. A record that the socket has no room for waits here. So does one that is reported by
 //! a thread which holds events until the kernel's lock is free: the program that it wakes needs that lock next.
 
+use crate::memory::unread_memory;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
@@ -45,6 +46,11 @@ struct Ends {
     width: usize,
     /// Bytes of each record that the socket took, if they differ; the program has read some of the first ones.
     taken: VecDeque<usize>,
+    /// The reporters of records, the oldest first, if each has at most one; the program has read some of the first ones.
+    reported: VecDeque<u64>,
+    next_reporter: u64,
+    /// The memory of a record in the socket, which tells how many are there; 0 if that is not known.
+    memory: usize,
     delivery: Arc<Delivery>,
 }
 
@@ -115,9 +121,19 @@ impl EventFile {
         theirs: OwnedFd,
     ) -> Result<(EventFile, OwnedFd), Errno> {
         let inode = inode(&theirs)?;
-        let (waiting, taken) = (VecDeque::new(), VecDeque::new());
-        let ends =
-            Ends { ours, inode, theirs: None, reporters: 0, waiting, width, taken, delivery };
+        let ends = Ends {
+            ours,
+            inode,
+            theirs: None,
+            reporters: 0,
+            waiting: VecDeque::new(),
+            width,
+            taken: VecDeque::new(),
+            reported: VecDeque::new(),
+            next_reporter: 0,
+            memory: 0,
+            delivery,
+        };
         Ok((EventFile(Arc::new(Mutex::new(ends))), theirs))
     }
 
@@ -184,6 +200,38 @@ impl EventFile {
         }
         ends.waiting.push_back(record.to_vec());
         ends.flush();
+    }
+
+    /// A new file, whose program has this end, learns to tell how many of its records are unread.
+    pub(crate) fn measure(&self, theirs: &OwnedFd) -> Result<(), Errno> {
+        let mut ends = self.ends();
+        let mut record = vec![0; ends.width];
+        rustix::net::send(&ends.ours, &record, SendFlags::DONTWAIT)?;
+        ends.memory = unread_memory(&ends.ours);
+        rustix::net::recv(theirs, &mut record[..], RecvFlags::DONTWAIT)?;
+        Ok(())
+    }
+
+    /// A number for a reporter of [`send_once`](Self::send_once).
+    pub(crate) fn new_reporter(&self) -> u64 {
+        let mut ends = self.ends();
+        ends.next_reporter += 1;
+        ends.next_reporter
+    }
+
+    /// Queues a record, unless the program has not read the last one of this reporter.
+    pub(crate) fn send_once(&self, record: &[u8], reporter: u64) {
+        let mut ends = self.ends();
+        let inside = unread_memory(&ends.ours).checked_div(ends.memory).unwrap_or(0);
+        while ends.reported.len() > inside + ends.waiting.len() {
+            ends.reported.pop_front();
+        }
+        if ends.reported.contains(&reporter) {
+            return;
+        }
+        ends.reported.push_back(reporter);
+        drop(ends);
+        self.send(record);
     }
 
     /// The bytes of all records that the program has not read from its end, beside the `header` of each: of a file with

@@ -12,13 +12,14 @@ use rustix::fs::{
     memfd_create,
 };
 use rustix::io::Errno;
+use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -145,6 +146,21 @@ impl User<'_> {
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()
     }
+}
+
+/// The memory of what a socket sent and its peer has not read: `SIOCOUTQ`, which counts the system's own bytes of each
+/// message.
+pub(crate) fn unread_memory(socket: &impl AsFd) -> usize {
+    const SIOCOUTQ: Opcode = nix::libc::TIOCOUTQ as Opcode;
+    // Miri has no such request: then nothing is known to be unread.
+    if cfg!(miri) {
+        return 0;
+    }
+    // SAFETY: the request writes an `int`.
+    let request = unsafe { Getter::<SIOCOUTQ, std::ffi::c_int>::new() };
+    // SAFETY: as above, and it changes nothing.
+    let bytes = unsafe { ioctl(socket, request) };
+    bytes.ok().and_then(|bytes| bytes.try_into().ok()).unwrap_or(0)
 }
 
 /// Ranges of the process that a device may access, until they are [given back](Self::give_back).

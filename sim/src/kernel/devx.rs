@@ -196,7 +196,12 @@ pub(crate) struct Subscription {
 
 #[derive(Debug)]
 enum Target {
-    Channel { cookie: u64, omits_data: bool },
+    /// A channel, and the number of the subscription there if it omits data: then it is reported again when its record
+    /// was read, as by `deliver_event`.
+    Channel {
+        cookie: u64,
+        reporter: Option<u64>,
+    },
     EventFd(OwnedFd),
 }
 
@@ -614,6 +619,9 @@ fn alloc_events(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let header = size_of::<mlx5_ib_uapi_devx_async_event_hdr>();
     let width = if flags == omits { header } else { header + EQE };
     let fd = kernel.add_events(call.file, width)?;
+    if let Some(channel) = kernel.file(call.file)?.events.last().filter(|_| flags == omits) {
+        channel.measure(&fd)?;
+    }
     call.made_fd(MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_HANDLE, fd);
     Ok(())
 }
@@ -671,8 +679,8 @@ fn subscribe(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
                 Target::EventFd(fd)
             }
             None => {
-                let omits_data = channel.width() < EQE;
-                Target::Channel { cookie: cookie.unwrap_or(0), omits_data }
+                let reporter = (channel.width() < EQE).then(|| channel.new_reporter());
+                Target::Channel { cookie: cookie.unwrap_or(0), reporter }
             }
         };
         let channel = channel.clone();
@@ -705,12 +713,15 @@ impl Subscription {
             return;
         }
         match &self.to {
-            Target::Channel { cookie, omits_data } => {
+            Target::Channel { cookie, reporter } => {
                 let mut record = cookie.to_ne_bytes().to_vec();
-                if !omits_data {
-                    record.extend(eqe(event));
+                match reporter {
+                    Some(reporter) => self.channel.send_once(&record, *reporter),
+                    None => {
+                        record.extend(eqe(event));
+                        self.channel.send(&record);
+                    }
                 }
-                self.channel.send(&record);
             }
             Target::EventFd(fd) => {
                 // A counter that is full blocks a writer; the kernel leaves it full.

@@ -39,6 +39,7 @@ trials![
     objects_may_be_dropped_in_any_order,
     query_that_writes_to_memory_is_refused,
     events_arrive_with_their_cookies,
+    channel_without_data_has_one_record_of_a_subscription,
     objects_and_umems_leave_nothing,
     subscriptions_leave_nothing,
     objects_umems_and_events_stay_the_parents,
@@ -564,6 +565,41 @@ fn events_arrive_with_their_cookies() -> Verdict {
         rustix::io::read(&eventfd, &mut count)?;
         assert_eq!(u64::from_ne_bytes(count), 1);
     }
+    Ok(())
+}
+
+/// A subscription of such a channel is reported again when its record was read.
+fn channel_without_data_has_one_record_of_a_subscription() -> Verdict {
+    let context = open()?;
+    let events = DevxEvents::create(&context, DevxEventData::Omitted)?;
+    let mut queues = Queues::new(context.clone())?;
+    let memory = queues.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
+    for cookie in [1, 2] {
+        events.subscribe(Some(&queues.cq), &[0], cookie)?;
+    }
+    // The last subscription is served last: its records tell that all have theirs.
+    let all = DevxEvents::create(&context, DevxEventData::Entry)?;
+    all.subscribe(Some(&queues.cq), &[0], 3)?;
+    let mut armed = 0;
+    let mut complete = |queues: &mut Queues| -> Verdict {
+        queues.arm(armed)?;
+        armed += 1;
+        let head = queues.poster.rdma_write(&memory.sge(..1)?, &memory.remote(8)?);
+        queues.ring(head)?;
+        queues.poller.expect(mlx5_cqe_opcode::MLX5_CQE_REQ)?;
+        assert_eq!(all.wait(Some(PATIENCE))?.map(|event| event.cookie), Some(3));
+        Ok(())
+    };
+    let next = || Ok::<_, uverbs::Error>(events.try_next()?.map(|event| event.cookie));
+    for _ in 0..2 {
+        complete(&mut queues)?;
+        complete(&mut queues)?;
+        assert_eq!([next()?, next()?, next()?], [Some(1), Some(2), None]);
+    }
+    complete(&mut queues)?;
+    assert_eq!(next()?, Some(1));
+    complete(&mut queues)?;
+    assert_eq!([next()?, next()?, next()?], [Some(2), Some(1), None]);
     Ok(())
 }
 
