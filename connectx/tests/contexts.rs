@@ -27,11 +27,16 @@ fn number(number: u32) -> Vec<u8> {
     input
 }
 
+/// Rights in the MTT entries of a umem.
+const READ: u64 = 1;
+const READ_AND_WRITE: u64 = 3;
+
 fn umem_of(driver: &mut Driver, uid: u32, pages: &[u64], offset: u64) -> u32 {
-    umem_of_pages(driver, uid, pages, offset, 0)
+    let pages: Vec<u64> = pages.iter().map(|page| page | READ_AND_WRITE).collect();
+    umem_of_pages(driver, uid, &pages, offset, 0)
 }
 
-/// A umem of pages of 2^(12 + `log`) bytes.
+/// A umem of MTT entries of pages of 2^(12 + `log`) bytes.
 fn umem_of_pages(driver: &mut Driver, uid: u32, pages: &[u64], offset: u64, log: u64) -> u32 {
     let mut input = Bits::<create_umem_in, _>::new(vec![0; create_umem_in::SIZE]);
     let mut context = input.sub_mut(create_umem_in::umem);
@@ -200,21 +205,33 @@ fn a_cq_lies_in_its_umem() {
     let record_memory = umem_of(&mut driver, uid, &[record], 0x40);
     let out = driver.run_command_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
     let uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
+    let create_in =
+        |driver: &mut Driver, uid, umems: [u32; 2], [offset, record_offset]: [u64; 2]| {
+            let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
+            let mut context = input.sub_mut(create_cq_in::cq_context);
+            context.set(cqc::log_cq_size, 2);
+            context.set(cqc::uar_page, uar.into());
+            context.set(cqc::c_eqn_or_apu_element, eqn.into());
+            context.set(cqc::dbr_umem_valid, 1);
+            context.set(cqc::dbr_addr, record_offset);
+            context.set(RECORD, umems[1].into());
+            input.set(create_cq_in::cq_umem_valid, 1);
+            input.set(QUEUE, umems[0].into());
+            input.set(QUEUE_OFFSET, offset);
+            let out = driver.run_command_as(uid, opcode::CREATE_CQ, &input.into_inner())?;
+            Ok::<u32, CommandError>(Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn))
+        };
     let create = |driver: &mut Driver, uid, offset, record_offset| {
-        let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
-        let mut context = input.sub_mut(create_cq_in::cq_context);
-        context.set(cqc::log_cq_size, 2);
-        context.set(cqc::uar_page, uar.into());
-        context.set(cqc::c_eqn_or_apu_element, eqn.into());
-        context.set(cqc::dbr_umem_valid, 1);
-        context.set(cqc::dbr_addr, record_offset);
-        context.set(RECORD, record_memory.into());
-        input.set(create_cq_in::cq_umem_valid, 1);
-        input.set(QUEUE, queue_memory.into());
-        input.set(QUEUE_OFFSET, offset);
-        let out = driver.run_command_as(uid, opcode::CREATE_CQ, &input.into_inner())?;
-        Ok::<u32, CommandError>(Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn))
+        create_in(driver, uid, [queue_memory, record_memory], [offset, record_offset])
     };
+    // One page of two that may not be written is enough.
+    let pages = [buffer | READ_AND_WRITE, buffer | READ];
+    let read_only = umem_of_pages(&mut driver, uid, &pages, 0, 0);
+    for umems in [[read_only, record_memory], [queue_memory, read_only]] {
+        let refused = create_in(&mut driver, uid, umems, [0, 0]).unwrap_err();
+        assert_eq!(refused.0, BAD_PARAMETER, "{umems:?}");
+    }
+    driver.run_command_as(uid, opcode::DESTROY_UMEM, &number(read_only)).unwrap();
     for (uid, offset, record_offset, status) in [
         (driver.create_uctx(), 0, 0, BAD_RESOURCE),
         (uid, 0xe01, 0, BAD_PARAMETER),
@@ -286,4 +303,33 @@ fn an_mkey_over_a_umem_of_large_pages_costs_what_it_holds() {
     let more = most_memory().saturating_sub(before);
     assert!(more < 256 << 20, "{more} bytes of memory for a command that is refused");
     key(8 << 12, 4).unwrap();
+}
+
+#[test]
+fn an_mkey_writes_no_umem_that_the_device_may_only_read() {
+    const PAGES: u64 = 1;
+    let mut driver = Driver::new();
+    let uid = driver.create_uctx();
+    let page = driver.alloc_page();
+    let [read, write] = [READ, READ_AND_WRITE]
+        .map(|rights| umem_of_pages(&mut driver, uid, &[page | rights], 0, 0));
+    let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+    let mut key = |umem: u32, rights: &[Field<mkc>]| {
+        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+        input.set(create_mkey_in::mkey_umem_valid, 1);
+        input.set(create_mkey_in::mkey_umem_id, umem.into());
+        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+        context.set(mkc::pd, pd.into());
+        context.set(mkc::access_mode_1_0, PAGES);
+        context.set(mkc::len, 4096);
+        context.set(mkc::translations_octword_size, 1);
+        rights.iter().for_each(|right| context.set(*right, 1));
+        driver.run_command_as(uid, opcode::CREATE_MKEY, &input.into_inner()).map(drop)
+    };
+    for right in [mkc::lw, mkc::rw, mkc::a] {
+        assert_eq!(key(read, &[mkc::lr, right]).unwrap_err().0, BAD_PARAMETER);
+        key(write, &[mkc::lr, right]).unwrap();
+    }
+    key(read, &[mkc::lr, mkc::rr]).unwrap();
 }

@@ -40,9 +40,9 @@ mod umem;
 
 pub use command::{general_command, general_command_unchecked, query_eqn};
 pub use events::{DevxEvent, DevxEventData, DevxEvents};
-pub(crate) use object::{Facts, kept};
 pub(super) use object::send_modify;
 pub use object::{DevxObject, DevxRef, DevxTarget, modify, query};
+pub(crate) use object::{Facts, kept};
 pub use queries::{DevxAnswer, DevxQueries};
 pub use umem::{Umem, UmemBuilder};
 

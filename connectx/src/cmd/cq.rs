@@ -61,6 +61,7 @@ pub(crate) fn create_cq(
                 .is_set(cqc::dbr_umem_valid)
                 .then(|| context.get32(RECORD_UMEM)),
             doorbell_record_address: context.get(cqc::dbr_addr),
+            is_written: true,
             log_page_size: context.get(cqc::log_page_size),
             page_offset: context.get(cqc::page_offset),
             len: cqe_size << log_size,

@@ -194,7 +194,11 @@ fn umem_pages(
     if context.is_set(mkc::length64) || len == 0 {
         return refuse!(BadParam, "an mkey over a umem has {len} bytes");
     }
-    let buffer = device.objects.umems.get(number)?.buffer.part(offset, len)?;
+    let umem = device.objects.umems.get(number)?;
+    if [mkc::lw, mkc::rw, mkc::a].into_iter().any(|right| context.is_set(right)) {
+        umem.check_writable(number, "an mkey with the right to write")?;
+    }
+    let buffer = umem.buffer.part(offset, len)?;
     if buffer.address(0, 1)? % PAGE != start % PAGE {
         return refuse!(
             BadParam,

@@ -130,6 +130,7 @@ pub(crate) fn create_qp(
                 .is_set(qpc::dbr_umem_valid)
                 .then(|| context.get32(RECORD_UMEM)),
             doorbell_record_address: context.get(qpc::dbr_addr),
+            is_written: false,
             log_page_size: context.get(qpc::log_page_size),
             page_offset: context.get(qpc::page_offset),
             len: rq_bytes + sq_bytes,

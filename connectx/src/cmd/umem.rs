@@ -7,10 +7,14 @@ use uverbs_uapi::mlx5::prm::object::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::chunks::chunks;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::buffer::Buffer;
 use crate::object::umem::Umem;
+
+/// The bit of an MTT entry that lets the device write the page: `MLX5_IB_MTT_WRITE`.
+const MTT_WRITE: u64 = 1 << 1;
 
 pub(crate) fn create_umem(
     device: &mut Device,
@@ -37,7 +41,9 @@ pub(crate) fn create_umem(
     };
     let buffer = Buffer::new(&device.objects.listed_pages, log_page_size, 0, len, list)?
         .part(offset, rest)?;
-    let number = device.objects.umems.insert_owned(uid, Umem { buffer })?;
+    let mut entries = chunks::<8>(list).iter().take(pages as usize);
+    let is_writable = entries.all(|entry| u64::from_be_bytes(*entry) & MTT_WRITE != 0);
+    let number = device.objects.umems.insert_owned(uid, Umem { buffer, is_writable })?;
     let mut out = Bits::<create_umem_out, _>::new(vec![0; create_umem_out::SIZE]);
     out.set(create_umem_out::umem_id, number.into());
     Ok(out.into_inner())

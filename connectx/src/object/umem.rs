@@ -16,6 +16,20 @@ const WQ_CYCLIC: u64 = 1;
 /// A umem.
 pub struct Umem {
     pub(crate) buffer: Buffer,
+    /// Whether all its pages may be written: bit 1 of each MTT entry.
+    pub(crate) is_writable: bool,
+}
+
+impl Umem {
+    /// Refuses a use that writes, if a page may not be written.
+    pub(crate) fn check_writable(&self, number: u32, user: &str) -> Result<(), CommandError> {
+        match self.is_writable {
+            true => Ok(()),
+            false => {
+                refuse!(BadParam, "{user} in umem {number:#x}, which the device may not write")
+            }
+        }
+    }
 }
 
 /// The location of a queue's memory, as a command names it.
@@ -26,6 +40,8 @@ pub(crate) struct QueueLocation<'a> {
     pub(crate) doorbell_record_umem: Option<u32>,
     /// Address of the doorbell record.
     pub(crate) doorbell_record_address: u64,
+    /// Whether the device writes the queue, as it does CQEs.
+    pub(crate) is_written: bool,
     pub(crate) log_page_size: u64,
     pub(crate) page_offset: u64,
     /// Bytes of the queue.
@@ -44,6 +60,7 @@ impl<'a> QueueLocation<'a> {
                 .is_set(wq::dbr_umem_valid)
                 .then(|| context.get32(wq::dbr_umem_id)),
             doorbell_record_address: context.get(wq::dbr_addr),
+            is_written: false,
             log_page_size: context.get(wq::log_wq_pg_sz),
             page_offset: context.get(wq::page_offset),
             len,
@@ -74,7 +91,11 @@ impl Objects {
             Some((number, offset)) => {
                 self.umems.check_use(uid, number)?;
                 umems.push(number);
-                self.umems.get(number)?.buffer.part(offset, location.len)?
+                let umem = self.umems.get(number)?;
+                if location.is_written {
+                    umem.check_writable(number, "a queue that the device writes")?;
+                }
+                umem.buffer.part(offset, location.len)?
             }
             None => {
                 let QueueLocation { log_page_size, page_offset, len, pages, .. } = *location;
@@ -85,7 +106,9 @@ impl Objects {
             Some(number) => {
                 self.umems.check_use(uid, number)?;
                 umems.push(number);
-                self.umems.get(number)?.buffer.address(location.doorbell_record_address, 8)?
+                let umem = self.umems.get(number)?;
+                umem.check_writable(number, "a doorbell record")?;
+                umem.buffer.address(location.doorbell_record_address, 8)?
             }
             None => location.doorbell_record_address,
         };

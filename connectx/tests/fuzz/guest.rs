@@ -97,7 +97,8 @@ fn umem_of(driver: &mut Driver, uid: u32, pages: &[u64], log: u64) -> u32 {
     context.set(umem::num_of_mtt, pages.len() as u64);
     context.set(umem::log_page_size, log);
     let mut input = input.into_inner();
-    input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
+    // The device may read and write each.
+    input.extend(pages.iter().flat_map(|page| (page | 3).to_be_bytes()));
     let out = driver.run_command_as(uid, opcode::CREATE_UMEM, &input).unwrap();
     Bits::<create_umem_out, _>::new(out).get32(create_umem_out::umem_id)
 }

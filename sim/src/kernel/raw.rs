@@ -96,12 +96,12 @@ pub(super) fn create(
 impl RawQp {
     /// The objects of firmware that commands may name: the command that made each, and its number.
     pub(super) fn made(&self) -> impl Iterator<Item = (u16, u32)> {
-        let sends = self.sq.map(|SendPart { tis, sq }| {
-            [(opcode::CREATE_TIS, tis), (opcode::CREATE_SQ, sq)]
-        });
-        let receives = self.rq.map(|ReceivePart { rq, tir }| {
-            [(opcode::CREATE_RQ, rq), (opcode::CREATE_TIR, tir)]
-        });
+        let sends = self
+            .sq
+            .map(|SendPart { tis, sq }| [(opcode::CREATE_TIS, tis), (opcode::CREATE_SQ, sq)]);
+        let receives = self
+            .rq
+            .map(|ReceivePart { rq, tir }| [(opcode::CREATE_RQ, rq), (opcode::CREATE_TIR, tir)]);
         sends.into_iter().chain(receives).flatten()
     }
 

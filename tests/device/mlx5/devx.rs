@@ -31,6 +31,7 @@ trials![
     counter_set_is_created_queried_and_destroyed,
     umem_gives_its_memory_back_when_no_object_is_in_it,
     umems_that_make_no_sense_are_refused,
+    device_writes_no_umem_without_the_right,
     event_queues_are_known_by_vector,
     queues_of_the_verbs_are_queried,
     queues_of_devx_alone_carry_a_write,
@@ -209,6 +210,21 @@ fn umems_that_make_no_sense_are_refused() -> Verdict {
     for sizes in [4096, 1 << 12 | 1 << 16, !0xfff] {
         builder().page_sizes(sizes).allocate(1 << 16)?.destroy()?;
     }
+    Ok(())
+}
+
+/// The kernel passes the right on with each page.
+fn device_writes_no_umem_without_the_right() -> Verdict {
+    let context = open()?;
+    let uar = Uar::alloc(&context, UarKind::NonCached)?;
+    let umem = |access| Umem::builder(&context).access(access).page_sizes(4096).allocate(0x2000);
+    let queue = |umem: &Umem| -> Verdict<_> {
+        let command = sharing::queue_command(&context, umem.id(), &uar)?;
+        Ok(create(&context, &command, &[umem, &uar]))
+    };
+    let error = queue(&umem(Access::empty())?)?.err().map(|error| error.kernel_errno());
+    assert_eq!(error, Some(Some(Errno::REMOTEIO)));
+    queue(&umem(Access::LOCAL_WRITE)?)??;
     Ok(())
 }
 
