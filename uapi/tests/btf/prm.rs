@@ -34,7 +34,10 @@ const LEFT_OUT: &[&str] = &[
     "traffic_counter",
 ];
 
-/// Layouts that mlx5_vdpa describes, and mlx5_core does not.
+/// The driver of virtio devices that hardware emulates.
+const VDPA: &str = "mlx5_vdpa";
+
+/// Layouts that it describes, and mlx5_core does not.
 const OF_VDPA: &[&str] = &[
     "virtio_q",
     "virtio_net_q_object",
@@ -87,26 +90,33 @@ const GROWN: &[Grown] = &[
     Grown { field: "nic_vport_context.allowed_list_size", last: (7, 1), old: (0x794, 12) },
 ];
 
-/// One trial per kernel.
+/// Two trials per kernel: layouts that mlx5_core describes, and those of mlx5_vdpa.
 pub(crate) fn trials(kernel: &Arc<Kernel>) -> Vec<Trial> {
-    let name = format!("{} mlx5_ifc", kernel.release);
-    let kernel = Arc::clone(kernel);
-    vec![Trial::ignorable_test(name, move || {
-        if !kernel.has_module("mlx5_core") {
-            return Ok(Completion::ignored_with("mlx5_core is not loaded"));
-        }
-        let faults = differences(&kernel).map_err(Failed::from)?;
-        if faults.is_empty() { Ok(Completion::Completed) } else { Err(faults.join("\n").into()) }
-    })]
+    let of_module = |suffix: &str, module: &'static str, absent: String| {
+        let name = format!("{} mlx5_ifc{suffix}", kernel.release);
+        let kernel = Arc::clone(kernel);
+        Trial::ignorable_test(name, move || {
+            if !kernel.has_module(module) {
+                return Ok(Completion::ignored_with(absent));
+            }
+            let faults = differences(&kernel, module).map_err(Failed::from)?;
+            match faults.is_empty() {
+                true => Ok(Completion::Completed),
+                false => Err(faults.join("\n").into()),
+            }
+        })
+    };
+    let core = of_module("", "mlx5_core", "mlx5_core is not loaded".into());
+    let vdpa = of_module(" of virtqueues", VDPA, format!("[vdpa] {VDPA} is not loaded"));
+    vec![core, vdpa]
 }
 
-fn differences(kernel: &Kernel) -> Result<Vec<String>, String> {
+fn differences(kernel: &Kernel, module: &str) -> Result<Vec<String>, String> {
     let mut faults = Vec::new();
     for info in LAYOUTS.iter().copied().flatten() {
-        if OF_VDPA.contains(&info.name) && !kernel.has_module("mlx5_vdpa") {
-            continue;
+        if OF_VDPA.contains(&info.name) == (module == VDPA) {
+            compare(kernel, info, &mut faults)?;
         }
-        compare(kernel, info, &mut faults)?;
     }
     Ok(faults)
 }

@@ -34,6 +34,8 @@ const MODULES: &[&str] = &[
     "ib_ipoib",
     "mlx5_core",
     "mlx5_ib",
+    // types of virtqueues, which only this driver describes
+    "mlx5_vdpa",
     // checksums that soft-RoCE asks for by name
     "crc32_generic",
     "crc32_pclmul",

@@ -108,6 +108,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("processes", DecidedBy::Guest, Has::Always, Has::Always),
     // Types of modules, to compare the ABI with.
     ("btf", DecidedBy::Guest, Has::Always, Has::Always),
+    // Types of a module that a kernel may be built without.
+    ("vdpa", DecidedBy::Guest, Has::Never, Has::Never),
     // The module rdma_ucm.
     ("cm", DecidedBy::Guest, Has::Always, Has::Always),
     (

@@ -41,16 +41,25 @@ struct SuiteTarget {
     test: &'static str,
     /// Kernel modules that it inspects and that the device does not need.
     modules: &'static [&'static str],
+    /// The same, of which a kernel may be built without: then a test skips, and says so.
+    if_there: &'static [&'static str],
     devices: &'static [DeviceName],
 }
 
 const TARGETS: &[SuiteTarget] = &[
-    SuiteTarget { package: "uverbs", test: "device", modules: &[], devices: &DeviceName::ALL },
+    SuiteTarget {
+        package: "uverbs",
+        test: "device",
+        modules: &[],
+        if_there: &[],
+        devices: &DeviceName::ALL,
+    },
     // It inspects the kernel only, so one device suffices.
     SuiteTarget {
         package: "uverbs-uapi",
         test: "btf",
         modules: &["rdma_rxe", "rdma_ucm", "mlx5_core", "mlx5_ib"],
+        if_there: &["mlx5_vdpa"],
         devices: &[DeviceName::Rxe],
     },
 ];
@@ -61,7 +70,8 @@ impl SuiteTarget {
     }
 
     fn suite(&self, binary: PathBuf) -> Suite {
-        Suite { name: self.test, binary, modules: self.modules, devices: self.devices }
+        let SuiteTarget { test: name, modules, if_there, devices, .. } = *self;
+        Suite { name, binary, modules, if_there, devices }
     }
 }
 
@@ -72,6 +82,7 @@ pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) binary: PathBuf,
     modules: &'static [&'static str],
+    if_there: &'static [&'static str],
     devices: &'static [DeviceName],
 }
 
@@ -117,7 +128,7 @@ pub(crate) fn build(workspace: &Workspace, devices: &[DeviceName]) -> Result<Vec
 /// The library's unit tests as a suite. They need no device, so that soft-RoCE's guest has them.
 pub(crate) fn build_unit(workspace: &Workspace) -> Result<Suite> {
     let binary = workspace.static_unit_tests("uverbs", Profile::Checked)?;
-    Ok(Suite { name: UNIT, binary, modules: &[], devices: &[DeviceName::Rxe] })
+    Ok(Suite { name: UNIT, binary, modules: &[], if_there: &[], devices: &[DeviceName::Rxe] })
 }
 
 /// Builds the device suite for this machine.
@@ -236,14 +247,15 @@ pub(crate) fn run(
     guest: Guest<'_>,
     logs: &Path,
 ) -> Result<Vec<Report>> {
-    for module in suite.modules {
+    let needed = suite.modules.iter().map(|module| (module, true));
+    for (module, must) in needed.chain(suite.if_there.iter().map(|module| (module, false))) {
         let order = Order {
             command: vec!["modprobe".into(), (*module).into()],
             root: true,
             ..Order::default()
         };
         let (ending, _, errors) = collect(vm, &order, Duration::from_secs(60));
-        if ending.as_ref().is_ok_and(|ending| ending.status() != 0) {
+        if must && ending.as_ref().is_ok_and(|ending| ending.status() != 0) {
             bail!("modprobe {module} failed: {errors}");
         }
         ending?;
