@@ -69,6 +69,8 @@ capabilities! {
     InfiniBand = "infiniband";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
+    /// Ports that form a LAG.
+    Lag = "lag";
     /// An event when a queue pair in state `ERR` takes no more from its shared receive queue.
     LastWqeEvent = "last_wqe_event";
     /// Links, namespaces and modules may be changed, and this process is root.
@@ -145,6 +147,8 @@ capabilities! {
     Uc = "uc";
     /// Datagrams.
     Ud = "ud";
+    /// Another UDP source port for a connected queue pair.
+    UdpPort = "udp_port";
     /// A device that makes memory of other devices out of files.
     Udmabuf = "udmabuf";
     /// Doorbell pages of emulated virtio devices.

@@ -248,6 +248,9 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Probed(btf("mlx5_ib", "MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP"), Series(7, 1)),
     ),
     ("xrc", DecidedBy::Device, Has::Never, Has::Always),
+    // The emulated function is behind a LAG, and changes the source port of connected queue pairs.
+    ("lag", DecidedBy::Device, Has::Never, Has::Always),
+    ("udp_port", DecidedBy::Device, Has::Never, Has::Always),
     ("counters", DecidedBy::Device, Has::Never, Has::Never),
     ("cq_moderation", DecidedBy::Device, Has::Never, Has::Always),
     ("masked_atomic", DecidedBy::Device, Has::Never, Has::Always),
@@ -288,6 +291,8 @@ const ON_INFINIBAND: &[(&str, Has)] = &[
     ("cm", Has::Never),
     ("infiniband", Has::Always),
     ("raw_packet", Has::Never),
+    // Ports of RoCE alone.
+    ("udp_port", Has::Never),
     // The records are of Ethernet ports.
     ("recorded", Has::Never),
 ];
