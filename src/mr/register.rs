@@ -270,6 +270,7 @@ impl MrBuilder {
     /// Those of [`register`](Self::register).
     #[doc(alias = "ibv_reg_mr")]
     #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "nvidia_peermem")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn register_unowned(
         self,

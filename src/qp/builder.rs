@@ -194,6 +194,7 @@ impl<S: Sharing> QpBuilder<S> {
     /// The layers [`owned`](crate::owned) and `aio`, which give the data back in that memory, refuse such a
     /// queue pair.
     #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
+    #[doc(alias = "MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE")]
     #[must_use]
     pub fn scatter_to_cqe(mut self) -> Self {
         self.scatter = Scatter::All;

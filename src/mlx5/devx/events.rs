@@ -37,6 +37,7 @@ pub enum DevxEventData {
 }
 
 /// An event of firmware.
+#[doc(alias = "mlx5dv_devx_async_event_hdr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DevxEvent {

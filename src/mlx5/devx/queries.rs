@@ -24,6 +24,7 @@ const GET: &str = "devx_get_async_cmd_comp";
 const HEADER: usize = size_of::<uapi::mlx5_ib_uapi_devx_async_cmd_hdr>();
 
 /// The answer to a query.
+#[doc(alias = "mlx5dv_devx_async_cmd_hdr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DevxAnswer {

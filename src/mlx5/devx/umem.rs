@@ -66,6 +66,7 @@ pub struct Umem<M = MmapMut> {
 }
 
 /// Builds a [`Umem`]; started by [`Umem::builder`].
+#[doc(alias = "mlx5dv_devx_umem_in")]
 #[derive(Debug)]
 #[must_use]
 pub struct UmemBuilder {

@@ -26,9 +26,10 @@ const GROUP: &str = "pyverbs";
 /// line with FAILED, so that the log of a passing run has none.
 const KNOWN: &str = "known to fail: ";
 
-/// At least so many cases of the whole suite must pass, and at most so many may fail.
-const LEAST_PASSED: usize = 170;
-const MOST_FAILED: usize = 10;
+/// At least so many cases of the whole suite must pass, and at most so many may fail: 188 of 321 pass on the newest
+/// kernel, and the table knows one that fails there, and one more up to 6.1.
+const LEAST_PASSED: usize = 185;
+const MOST_FAILED: usize = 2;
 
 /// Limits for the whole suite, and for silence: more than the runner gives a test.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
