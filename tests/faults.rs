@@ -305,6 +305,33 @@ fn a_device_that_is_unplugged_takes_its_contexts_with_it() -> Result<()> {
     Ok(())
 }
 
+/// The kernel confirms the end of no object of a driver then, and firmware could still reach this memory.
+#[test]
+#[allow(unsafe_code, reason = "commands, which could name memory")]
+fn memory_that_was_lent_to_firmware_is_leaked_when_the_device_is_unplugged() -> Result<()> {
+    use uverbs::mlx5::devx::{DevxObject, Umem};
+    use uverbs_uapi::mlx5::prm::{command, opcode};
+    let fabric = fabric(1);
+    let context = open(&fabric, "right")?;
+    let (pd, umem) = (context.alloc_pd()?, Umem::builder(&context).allocate(0x2000)?);
+    let input = command::<16>(opcode::ALLOC_Q_COUNTER);
+    // SAFETY: a counter set has no memory and no keys.
+    let alone = unsafe { DevxObject::create(&context, &input, &mut [0; 16], &[])? };
+    // SAFETY: as above.
+    let keeping = unsafe { DevxObject::create(&context, &input, &mut [0; 16], &[&pd])? };
+    fabric.device("right").ok_or("right is there")?.unplug();
+    alone.destroy()?;
+    let (umem, error) = umem.destroy().err().ok_or("it is destroyed")?.into_parts();
+    assert_eq!(error.errno(), Errno::IO, "{error}");
+    let (keeping, error) = keeping.destroy().err().ok_or("it is destroyed")?.into_parts();
+    assert_eq!((error.errno(), context.leaked()), (Errno::IO, 0), "{error}");
+    drop(umem);
+    assert_eq!(context.leaked(), 1);
+    drop((keeping, pd));
+    assert_eq!(context.leaked(), 2);
+    Ok(())
+}
+
 #[test]
 fn a_device_in_internal_error_does_nothing_more_and_lets_go_of_all() -> Result<()> {
     let fabric = fabric(1);

@@ -8,6 +8,8 @@ mod lending;
 mod waiting;
 
 use crate::env;
+use crate::mlx5::devx::objects::mkey_in;
+use crate::mlx5::devx::sharing::queue_in;
 use crate::mlx5::stress::{Owner, Worker};
 use crate::pair::loopback;
 use crate::testbed::link_of;
@@ -18,11 +20,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
-use uverbs::mlx5::devx::{DevxEventData, DevxEvents, DevxObject, DevxQueries};
+use uverbs::mlx5::devx::{DevxEventData, DevxEvents, DevxObject, DevxQueries, Umem};
 use uverbs::mlx5::{Uar, UarKind, Var, VarKind};
 use uverbs::{
-    Access, Context, Device, Errno, EventType, Notify, ObjectKind, PostError, QpAttr, QpState,
-    QpType, WcStatus, WindowType,
+    Access, Context, Device, Errno, ErrorWith, EventType, Notify, ObjectKind, PostError, QpAttr,
+    QpState, QpType, WcStatus, WindowType,
 };
 use uverbs_uapi::mlx5::prm::{command, opcode};
 
@@ -283,6 +285,33 @@ fn counters(context: &Context) -> uverbs::Result<DevxObject> {
     unsafe { DevxObject::create(context, &command, &mut [0; 16], &[]) }
 }
 
+/// Makes a umem, and a queue and an mkey in another, and returns the checks for the time after the device is gone: the
+/// kernel confirms the end of none.
+fn lent_to_firmware(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
+    let context = Context::open(device)?;
+    let (pd, uar) = (context.alloc_pd()?, Uar::alloc(&context, UarKind::NonCached)?);
+    let umem = || Umem::builder(&context).page_sizes(4096).allocate(0x2000);
+    let (alone, kept) = (umem()?, umem()?);
+    let queue = queue_in(&context, kept.id(), &uar, &[&kept, &uar])?;
+    let mkey = mkey_in(&context, &pd, &kept)?;
+    Ok(move || {
+        let alone = is_given_up(alone.destroy().err())?;
+        let queue = is_given_up(queue.destroy().err())?;
+        assert_eq!(context.leaked(), 0);
+        // The first two, and the key; what they keep is not asked for.
+        drop((alone, queue, mkey, kept, uar, pd));
+        assert_eq!(context.leaked(), 3);
+        Ok(())
+    })
+}
+
+/// An object that could not be destroyed because its device is gone.
+fn is_given_up<T>(failed: Option<ErrorWith<T>>) -> Verdict<T> {
+    let ErrorWith { object, error } = failed.ok_or_else(|| Stop::fail("it is destroyed"))?;
+    assert_eq!(error.errno(), Errno::IO, "{error}");
+    Ok(object)
+}
+
 /// Makes one object of each kind, and returns the checks for the time after the device is gone.
 fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let context = Context::open(device)?;
@@ -300,9 +329,11 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let counters = counters(&context)?;
     let events = DevxEvents::create(&context, DevxEventData::Entry)?;
     let queries = DevxQueries::create(&context)?;
+    let lent_to_firmware = lent_to_firmware(device)?;
     let (page, bell) = (var.map()?, uar.map()?);
     page.ring_u32(0, 1)?;
     Ok(move || {
+        lent_to_firmware()?;
         // Memory belongs to the process, and mapped pages reach no device.
         memory.write_at(0, 5)?;
         assert_eq!(memory.read_at(0), Some(5));

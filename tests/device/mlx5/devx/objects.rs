@@ -76,6 +76,16 @@ fn mkey(pd: u32, umem: &Umem, start: u64, length: u64) -> Bits<create_mkey_in, V
     command
 }
 
+/// An mkey over the first page of a umem, which it keeps with its domain.
+pub(crate) fn mkey_in(
+    context: &Context,
+    pd: &uverbs::ProtectionDomain,
+    umem: &Umem,
+) -> Verdict<DevxObject> {
+    let command = mkey(pd_number(pd)?, umem, umem.as_ptr() as u64, 4096);
+    Ok(create(context, command.bytes(), &[umem, pd])?)
+}
+
 fn mkey_over_a_umem_names_its_memory() -> Verdict {
     const LENGTH: usize = 5 * 4096;
     let context = open()?;
@@ -341,8 +351,7 @@ pub(crate) fn objects_of_a_raw_packet_queue_pair_are_queried() -> Verdict {
     let context = open()?;
     let pd = context.alloc_pd()?;
     let cq = context.cq_builder(16).build()?;
-    let built =
-        pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_send_wr(4).max_recv_wr(4).build();
+    let built = pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_send_wr(4).max_recv_wr(4).build();
     let qp = RawQueuePair::take(supported(built, Capability::RawPacket)?)?;
     let RawPacketNumbers { tirn, tisn, rqn, sqn, .. } = qp.layout().raw_packet;
     let known = |op, number: Option<u32>| {
