@@ -31,8 +31,8 @@ const MOST_BATCHES: u32 = 64;
 /// Nanoseconds that the ACK of a message waits for the program's answer, beside the slack of the system's timers, which
 /// is 50 µs.
 const LINGER: u64 = 10_000;
-/// Until the first look of a thread that stands by. Each further one takes twice as long, up to four times.
-const LOOK: Duration = Duration::from_micros(500);
+/// Between two looks of a thread that stands by. Datagrams of a program that waits no more wait for two of them at most.
+const LOOK: Duration = Duration::from_millis(2);
 /// Looks at the same wait after which the thread sleeps until it ends.
 const LOOKS: u32 = 4;
 
@@ -240,10 +240,9 @@ impl Service {
 
     /// Waits until the program's waits serve no more, or there is an alarm: `false`.
     fn stand_by(&self, core: &Core) -> bool {
-        let (mut waits, mut looks, mut look) = (self.waits.load(Ordering::SeqCst), 0, LOOK);
+        let (mut waits, mut looks) = (self.waits.load(Ordering::SeqCst), 0);
         while !core.is_over() && !self.is_alarmed.swap(false, Ordering::SeqCst) {
-            std::thread::park_timeout(look);
-            look = (2 * look).min(4 * LOOK);
+            std::thread::park_timeout(LOOK);
             let is_wait = self.is_wait.load(Ordering::SeqCst);
             let before = std::mem::replace(&mut waits, self.waits.load(Ordering::SeqCst));
             match (is_wait, before == waits) {
