@@ -114,7 +114,7 @@ pub enum Unwelcome {
     Partition,
     /// Its Q_Key is not that of the queue pair.
     Qkey,
-    /// The connection has no place for its PSN.
+    /// It is a response to nothing, or one that came before.
     Psn,
     /// It is for general services and no management datagram.
     NoMad,
@@ -137,7 +137,7 @@ impl fmt::Display for Unwelcome {
             Unwelcome::Source => "it is not from the address of the queue pair's peer",
             Unwelcome::Partition => "its P_Key is of another partition",
             Unwelcome::Qkey => "its Q_Key is not that of the queue pair",
-            Unwelcome::Psn => "the connection has no place for its PSN",
+            Unwelcome::Psn => "no request with its PSN waits for a response",
             Unwelcome::NoMad => "it is for general services and no management datagram",
             Unwelcome::TooManyMads => "too many management datagrams wait",
         })

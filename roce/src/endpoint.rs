@@ -80,8 +80,7 @@ pub enum Dropped {
     State(State),
     /// The device did not admit it.
     NotAdmitted,
-    /// The connection has no place for its PSN: a request far ahead of the expected one, or a response to nothing, or
-    /// again.
+    /// It is a response to nothing, or one that came before.
     Psn(Psn),
     /// It is a [unit](Packet::packets) that cannot be taken whole. Nothing is counted, answered or completed: its
     /// packets are to be given one by one.
@@ -101,7 +100,7 @@ impl fmt::Display for Dropped {
             }
             Dropped::NotAdmitted => write!(f, "the device does not admit the packet"),
             Dropped::Psn(psn) => {
-                write!(f, "the connection has no place for a packet with PSN {psn:?}")
+                write!(f, "no request with PSN {psn:?} waits for a response")
             }
             Dropped::Unit => write!(f, "the packets of the unit have to come one by one"),
         }

@@ -94,6 +94,9 @@ pub(crate) struct Responder {
     receive: Option<u64>,
     /// Whether the peer knows by a NAK which packet is expected: `sent_psn_nak`.
     nak_sent: bool,
+    /// The last packet of sends and writes that was executed: what an ACK names. One that named a read or an atomic would
+    /// have rxe (`check_ack`) complete that without its data.
+    streamed: Option<Psn>,
     /// The furthest packet that was dropped as early while a NAK waits in `reply`.
     ahead: Option<Psn>,
     /// The peer's last requests of reads, atomics, flushes and atomic writes, the oldest one first.
@@ -117,6 +120,7 @@ impl Responder {
             message: None,
             receive: None,
             nak_sent: false,
+            streamed: None,
             ahead: None,
             resources: VecDeque::with_capacity(attributes.max_dest_rd_atomic.into()),
             reply: None,
@@ -167,14 +171,19 @@ impl Responder {
     fn withdraw_nak(&mut self) {
         let missing = self.ahead.take().filter(|furthest| !furthest.is_before(self.expected));
         self.nak_sent = missing.is_some();
-        self.reply = Some(match missing {
-            Some(_) => (self.expected, Syndrome::SequenceError),
-            None => (self.expected.before(), Syndrome::Ack),
-        });
+        self.reply = match missing {
+            Some(_) => Some((self.expected, Syndrome::SequenceError)),
+            None => self.last_streamed().map(|psn| (psn, Syndrome::Ack)),
+        };
         self.ahead = missing;
         if Mistake::NakForgotten.is_planted() {
             (self.nak_sent, self.reply) = (false, None);
         }
+    }
+
+    /// The packet that an ACK of all that was executed names.
+    fn last_streamed(&self) -> Option<Psn> {
+        self.streamed.filter(|psn| psn.is_before(self.expected))
     }
 
     /// Asks for an ACK. A NAK that has not been sent tells more.
@@ -259,6 +268,9 @@ impl<P: Clone> QueuePair<P> {
                     responder.msn = responder.msn.wrapping_add(1);
                 }
                 let streams = matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write);
+                if streams {
+                    responder.streamed = Some(responder.expected.before());
+                }
                 if responder.nak_sent {
                     responder.nak_sent = false;
                     if responder.has_unsent_nak() {

@@ -103,8 +103,7 @@ pub struct UdpCounters {
     pub partition: u64,
     /// With a wrong Q_Key.
     pub qkey: u64,
-    /// With a PSN that the connection has no place for: a request more than 16,384 packets ahead of the expected one, or
-    /// a response to nothing, or again.
+    /// Responses to nothing, or that came before.
     pub psn: u64,
     /// For general services (QP1) and no message that the connection manager takes, or one too many.
     pub management: u64,

@@ -21,7 +21,11 @@ impl<P: Clone> QueuePair<P> {
         let mtu = self.attributes.mtu.bytes();
         let responder = &mut self.responder;
         if matches!(packet.opcode.operation.kind(), Kind::Send | Kind::Write) {
-            return responder.acknowledge(responder.expected.before());
+            // As `ack_psn` of rxe, which reads and atomics do not move.
+            return responder
+                .last_streamed()
+                .into_iter()
+                .for_each(|psn| responder.acknowledge(psn));
         }
         // The newest one that fits: after all PSNs an old one has the same.
         let mut kept = responder.resources.iter_mut().rev();

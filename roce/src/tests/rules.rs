@@ -341,6 +341,37 @@ fn a_receive_that_comes_before_its_rnr_nak_is_sent_leaves_no_packet_unanswered()
     }
 }
 
+#[test]
+fn no_ack_names_a_request_that_has_a_response() {
+    let mut network = rc();
+    post(&mut network, 0, WRITE, 8);
+    post(&mut network, 1, READ, 8);
+    let sent = packets(&mut network, 0);
+    sent.iter().for_each(|packet| give(&mut network, 1, packet));
+    // Both answers are lost, and both requests come again.
+    assert_eq!(packets(&mut network, 1).len(), 1);
+    sent.iter().for_each(|packet| give(&mut network, 1, packet));
+    assert_eq!(operations_of(&packets(&mut network, 1)), [(101, Operation::ReadResponseOnly)]);
+    give(&mut network, 1, &sent[0]);
+    assert_eq!(operations_of(&packets(&mut network, 1)), [(100, Operation::Acknowledge)]);
+    // The read comes first, then what it follows, and then the read again.
+    let mut network = rc();
+    post(&mut network, 0, WRITE, 8);
+    post(&mut network, 1, READ, 8);
+    let sent = packets(&mut network, 0);
+    [1, 0, 1].iter().for_each(|at| give(&mut network, 1, &sent[*at]));
+    assert_eq!(operations_of(&packets(&mut network, 1)), [(101, Operation::ReadResponseOnly)]);
+}
+
+/// The PSN and the operation of each packet.
+fn operations_of(packets: &[Vec<u8>]) -> Vec<(u32, Operation)> {
+    let packet = |bytes: &Vec<u8>| {
+        let packet = Packet::parse(bytes).unwrap();
+        (packet.bth.psn().get(), packet.opcode.operation)
+    };
+    packets.iter().map(packet).collect()
+}
+
 /// A device gives the packets of each sending a fate of their own.
 #[test]
 fn a_device_is_told_when_a_request_begins_to_be_sent_and_sent_again() {
