@@ -227,10 +227,11 @@ fn a_cq_lies_in_its_umem() {
     // One page of two that may not be written is enough.
     let pages = [buffer | READ_AND_WRITE, buffer | READ];
     let read_only = umem_of_pages(&mut driver, uid, &pages, 0, 0);
-    for umems in [[read_only, record_memory], [queue_memory, read_only]] {
-        let refused = create_in(&mut driver, uid, umems, [0, 0]).unwrap_err();
-        assert_eq!(refused.0, BAD_PARAMETER, "{umems:?}");
-    }
+    let refused = create_in(&mut driver, uid, [read_only, record_memory], [0, 0]).unwrap_err();
+    assert_eq!(refused.0, BAD_PARAMETER);
+    // The device only reads doorbell records.
+    let cqn = create_in(&mut driver, uid, [queue_memory, read_only], [0, 0]).unwrap();
+    driver.run_command_as(uid, opcode::DESTROY_CQ, &number(cqn)).unwrap();
     driver.run_command_as(uid, opcode::DESTROY_UMEM, &number(read_only)).unwrap();
     for (uid, offset, record_offset, status) in [
         (driver.create_uctx(), 0, 0, BAD_RESOURCE),

@@ -231,7 +231,8 @@ impl Kernel {
     }
 
     /// Ends an entry, and gives its resource back to the device now or with the last mapping. `mlx5_ib_mmap_free` has
-    /// nobody to tell of a refusal: a UAR that a queue of DEVX rings is given back when firmware takes it.
+    /// nobody to tell of a refusal, and firmware keeps a UAR that a queue of DEVX rings until the context closes; here it
+    /// is given back when firmware takes it.
     pub(super) fn end_mapped(&mut self, file: FileId, key: u64, leaving: Leaving) -> Result<()> {
         let lease = self.lease(file, key)?;
         let (driver, switch) = self.driver(file)?;
