@@ -91,8 +91,8 @@ impl CompletionChannel {
     /// Sets whether reads of the file return at once (`true`, the default) or wait for an event.
     ///
     /// Set `false` for a thread that only waits for this channel: [`wait`](Self::wait) without a timeout is
-    /// then a single system call. Other calls take one more system call then. If several threads share the
-    /// channel, they may wait longer than their timeout when another thread reads the event first.
+    /// then a single system call on Linux's devices. Other calls take one more system call then. If several threads
+    /// share the channel, they may wait longer than their timeout when another thread reads the event first.
     ///
     /// # Errors
     ///
@@ -140,14 +140,15 @@ impl CompletionChannel {
         let platform = self.inner.file.kernel.platform();
         if timeout.is_none() && self.inner.blocking.load(Ordering::Relaxed) {
             self.inner.file.check_fork(VERB)?;
+            // A hosted system does the device's work in waits, not in reads.
+            let hosted = platform.hosted().is_some();
             loop {
-                // A hosted system does the device's work in waits, not in reads.
-                if platform.hosted().is_some() {
+                if hosted {
                     let mut fds = [PollFd::new(&self.inner.fd, PollFlags::IN)];
-                    match platform.wait(&mut fds, None) {
-                        Ok(0) => continue,
-                        Ok(_) => {}
-                        Err(errno) => return Err(Error::new(VERB, errno)),
+                    platform.wait(&mut fds, None).map_err(|errno| Error::new(VERB, errno))?;
+                    // Another thread may have read the event.
+                    if !self.is_readable()? {
+                        continue;
                     }
                 }
                 match self.read()? {

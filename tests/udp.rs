@@ -526,7 +526,7 @@ fn hostile_datagrams_change_nothing_and_are_counted() -> Result<()> {
 #[test]
 fn a_hostile_peer_changes_no_memory_and_ends_its_connection_at_most() -> Result<()> {
     const ROUNDS: u32 = 24;
-    const PACKETS: u64 = 200;
+    const PACKETS: u64 = 192;
     let fabrics = [address(), address()].map(|at| (at, Fabric::builder().udp(at).build()));
     let [(at_a, a), (at_b, b)] = fabrics;
     let (fabric_a, fabric_b) = (a?, b?);
@@ -551,7 +551,7 @@ fn a_hostile_peer_changes_no_memory_and_ends_its_connection_at_most() -> Result<
             b.post(SendWr::write(remote, &sges).id(1))?;
         }
         let Remote { addr, rkey: Rkey(key) } = b.memory.remote(0)?;
-        for _ in 0..PACKETS {
+        for number in 1..=PACKETS {
             let random = peer.random();
             let opcode = (random % 0x18) as u8;
             let near =
@@ -588,13 +588,13 @@ fn a_hostile_peer_changes_no_memory_and_ends_its_connection_at_most() -> Result<
                 }
                 _ => peer.send(&packet(opcode, 0xffff, b.qp.qpn().0, psn, &rest), 0, at_b)?,
             }
-        }
-        let all = before.received + before.dropped() + PACKETS;
-        // Answers of the other device to what it did not send come as well.
-        let end = Instant::now() + LIMIT;
-        while b.counters().received + b.counters().dropped() < all {
-            assert!(Instant::now() < end, "seed {seed}: {:?}", b.counters());
-            std::thread::sleep(Duration::from_millis(1));
+            // The socket's buffer has room for these. Answers of the other device to what it did not send come as well.
+            let all = before.received + before.dropped() + number;
+            let end = Instant::now() + LIMIT;
+            while number % 32 == 0 && b.counters().received + b.counters().dropped() < all {
+                assert!(Instant::now() < end, "seed {seed}: {:?}", b.counters());
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         assert!(b.bytes(0, MEMORY)? == pattern(MEMORY, 5), "seed {seed}: memory has changed");
         taken += b.counters().received - before.received;
@@ -712,13 +712,12 @@ fn the_thread_of_an_idle_device_sleeps() -> Result<()> {
         let mut wakes = 0;
         for task in std::fs::read_dir("/proc/self/task")? {
             let task = task?.path();
-            if std::fs::read_to_string(task.join("comm"))?.trim() != "uverbs-sim" {
-                continue;
-            }
-            let status = std::fs::read_to_string(task.join("status"))?;
+            // One that ends while it is looked at is none.
+            let of = |file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+            let (name, status) = (of("comm"), of("status"));
             let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"));
-            let count = line.and_then(|line| line.split_whitespace().nth(1)).ok_or("no count")?;
-            wakes += count.parse::<u64>()?;
+            let count = line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or("0");
+            wakes += if name.trim() == "uverbs-sim" { count.parse::<u64>()? } else { 0 };
         }
         Ok(wakes)
     }

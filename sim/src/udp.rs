@@ -221,12 +221,16 @@ impl Wire {
 
     /// Waits for a datagram, for the alarm, for room to send if that is `blocked`, for one of `others`, or for the end of
     /// a while. A signal ends the wait early.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
     pub(crate) fn wait(
         &self,
         others: &[PollFd<'_>],
         blocked: bool,
         timeout: Option<Duration>,
-    ) -> Readiness {
+    ) -> Result<Readiness, Errno> {
         let wanted = if blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let groups = self.groups.readable();
         let mut fds = Vec::with_capacity(3 + others.len());
@@ -236,15 +240,16 @@ impl Wire {
         fds.extend_from_slice(others);
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // Of the descriptors that the program names it is told by a call of its own.
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return Readiness { alarm: false, socket: false, is_interrupted: true };
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => {
+                return Ok(Readiness { is_interrupted: true, ..Readiness::default() });
+            }
+            Err(errno) => return Err(errno),
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        Readiness {
-            alarm: is_ready(&fds[0]),
-            socket: fds[1..3].iter().any(is_ready),
-            is_interrupted: false,
-        }
+        let socket = fds[1..3].iter().any(is_ready);
+        Ok(Readiness { alarm: is_ready(&fds[0]), socket, is_interrupted: false })
     }
 
     /// Takes the alarm back.
@@ -253,13 +258,13 @@ impl Wire {
     }
 }
 
-/// What has ended a wait, if it was not the program's or time.
-#[derive(Clone, Copy, Debug)]
+/// The end of a wait, beside the program's descriptors and time.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Readiness {
     pub(crate) alarm: bool,
     /// Datagrams, or room.
     pub(crate) socket: bool,
-    /// By a signal, or an error.
+    /// By a signal.
     pub(crate) is_interrupted: bool,
 }
 

@@ -187,10 +187,10 @@ impl World {
     pub(crate) fn new(kernel: Kernel, mode: Mode, wire: Option<Arc<Wire>>) -> Result<Arc<World>> {
         let core = Arc::new(Core {
             birthplace: Birthplace::new(),
+            service: wire.map(|wire| Service::new(wire, kernel.delivery.clone())),
             kernel: Mutex::new(kernel),
             started: Instant::now(),
             armed: AtomicU64::new(NEVER),
-            service: wire.map(Service::new),
             waits_for_room: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         });

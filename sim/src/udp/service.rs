@@ -13,11 +13,14 @@
 //!        no wait since the last look, or alarm           the wait ends, or alarm
 //! ```
 //!
-//! Programs that wait by the descriptors of their channels (an event loop) are served by the world's thread.
+//! Programs that wait by the descriptors of their channels (an event loop) are served by the world's thread, and so are
+//! several threads that wait at a time.
 
 use super::groups::GroupReceiver;
 use super::{Readiness, Receiver, Wire};
 use crate::call::Result;
+use crate::events::Delivery;
+use crate::kernel::Kernel;
 use crate::world::{BREATH, CROWDED, Core, NEVER};
 use rustix::event::PollFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -35,6 +38,9 @@ const LINGER: u64 = 10_000;
 const LOOK: Duration = Duration::from_millis(2);
 /// Looks at the same wait after which the thread sleeps until it ends.
 const LOOKS: u32 = 4;
+/// Nanoseconds that nobody may mind: if datagrams wait for longer between two waits of the program, or an ACK for the
+/// program's answer, that was in vain.
+const SOON: u64 = 1_000_000;
 
 /// The service of a socket.
 pub(crate) struct Service {
@@ -44,8 +50,10 @@ pub(crate) struct Service {
     is_wait: AtomicBool,
     /// Waits that have served, and have ended.
     waits: AtomicU64,
-    /// Waits that another thread serves.
+    /// Waits that do not serve.
     others: AtomicU32,
+    /// Records that wait for room in event files.
+    delivery: Arc<Delivery>,
     /// The thread of the world.
     thread: OnceLock<Thread>,
     /// Whether it sleeps until the wait ends.
@@ -54,19 +62,17 @@ pub(crate) struct Service {
     is_alarmed: AtomicBool,
 }
 
-/// What the thread that serves has.
+/// The receiving side of the socket, and its turns.
 struct Server {
     receiver: Receiver,
     of_groups: GroupReceiver,
     /// Full batches of datagrams one after the other.
     batches: u32,
-    /// Whether ACKs may wait for the program's answer, with which they can leave: then the peer wakes once in place of
-    /// twice.
-    late_acks: Attempts,
-    /// Whether some wait now.
-    lingers: bool,
+    late_acks: LateAcks,
     /// Whether waits may serve.
     waits: Attempts,
+    /// When the last one that served has ended.
+    left: u64,
 }
 
 /// The end of a turn of the server.
@@ -92,38 +98,46 @@ impl Server {
             self.receiver.datagrams().chain(self.of_groups.datagrams(wire.groups())).collect();
         let delivery = {
             let mut kernel = core.kernel().ok()?;
-            let late = self.lingers && kernel.owes_acks();
-            if self.lingers {
-                self.late_acks.ended(late);
-            }
             let now = core.elapsed();
+            let late = self.late_acks.end(&kernel, now);
             datagrams.iter().for_each(|datagram| kernel.receive(now, datagram));
             kernel.switch.hold_timers(holds_timers);
-            let may_linger = !late && !more && self.late_acks.may();
-            self.lingers = kernel.run_holding(core.elapsed(), may_linger);
+            let may_linger = !late && !more && self.late_acks.attempts.may();
+            let lingers = kernel.run_holding(core.elapsed(), may_linger);
+            self.late_acks.since = lingers.then(|| core.elapsed());
             core.arm(&kernel);
             kernel.delivery.clone()
         };
         // A program that wakes earlier finds the lock taken.
         delivery.release();
-        let now = core.elapsed();
-        let crowded = delivery.is_crowded().then_some(now + CROWDED);
-        let lingers = self.lingers.then_some(now + LINGER);
-        let due = crowded.into_iter().chain(lingers).fold(core.armed(), u64::min);
+        let lingers = self.late_acks.since.map(|since| since + LINGER);
+        let due = lingers.into_iter().fold(due(core, &delivery), u64::min);
         Some(Turn { more, found: !datagrams.is_empty(), due })
     }
+}
 
-    /// Sends the ACKs that wait for an answer of the program, which has none.
-    fn end_lingering(&mut self, core: &Core) {
-        if !std::mem::take(&mut self.lingers) {
-            return;
-        }
-        if let Ok(mut kernel) = core.kernel() {
-            self.late_acks.ended(kernel.owes_acks());
-            kernel.transmit();
-            core.arm(&kernel);
-        }
+/// ACKs that wait for the program's answer, with which they can leave: then the peer wakes once in place of twice.
+#[derive(Default)]
+struct LateAcks {
+    /// Since when some wait, in nanoseconds since the world's start.
+    since: Option<u64>,
+    attempts: Attempts,
+}
+
+impl LateAcks {
+    /// None waits any more. Returns whether some have waited in vain, and are to be sent.
+    fn end(&mut self, kernel: &Kernel, now: u64) -> bool {
+        let Some(since) = self.since.take() else { return false };
+        let owed = kernel.owes_acks();
+        self.attempts.ended(owed || now > since + SOON);
+        owed
     }
+}
+
+/// When the world has to run, or [`NEVER`].
+fn due(core: &Core, delivery: &Delivery) -> u64 {
+    let crowded = delivery.is_crowded().then(|| core.elapsed() + CROWDED);
+    crowded.into_iter().fold(core.armed(), u64::min)
 }
 
 /// The time until a turn is due; `None` for no such time. Leaves the program time for calls between two turns, however
@@ -136,12 +150,14 @@ fn left(core: &Core, due: u64) -> Option<Duration> {
 /// A wait of the program that serves.
 struct Shift<'s> {
     service: &'s Service,
+    core: &'s Core,
     server: MutexGuard<'s, Server>,
 }
 
 impl Drop for Shift<'_> {
     fn drop(&mut self) {
         let service = self.service;
+        self.server.left = self.core.elapsed();
         service.waits.fetch_add(1, Ordering::SeqCst);
         service.is_wait.store(false, Ordering::SeqCst);
         if service.others.load(Ordering::SeqCst) > 0 {
@@ -156,14 +172,14 @@ impl Drop for Shift<'_> {
 }
 
 impl Service {
-    pub(crate) fn new(wire: Arc<Wire>) -> Service {
+    pub(crate) fn new(wire: Arc<Wire>, delivery: Arc<Delivery>) -> Service {
         let server = Server {
             receiver: Receiver::new(wire.clone()),
             of_groups: GroupReceiver::default(),
             batches: 0,
-            late_acks: Attempts::default(),
-            lingers: false,
+            late_acks: LateAcks::default(),
             waits: Attempts::default(),
+            left: 0,
         };
         Service {
             wire,
@@ -171,6 +187,7 @@ impl Service {
             is_wait: AtomicBool::new(false),
             waits: AtomicU64::new(0),
             others: AtomicU32::new(0),
+            delivery,
             thread: OnceLock::new(),
             is_asleep: AtomicBool::new(false),
             is_alarmed: AtomicBool::new(false),
@@ -204,32 +221,36 @@ impl Service {
     /// The body of the world's thread: serves while no wait of the program does, until the world is over.
     pub(crate) fn run(&self, core: &Core) {
         let _ = self.thread.set(std::thread::current());
-        let mut takes_over = false;
+        let (mut takes_over, mut alarm) = (false, false);
         while !core.is_over() {
             let waits = self.waits.load(Ordering::SeqCst);
             let turn = self.server().map(|mut server| {
+                // A thread that serves takes the alarm back before it looks what it waits for, and no other does.
+                if std::mem::take(&mut alarm) {
+                    self.is_alarmed.store(false, Ordering::SeqCst);
+                    self.wire.calm();
+                }
                 let turn = server.turn(core, &self.wire)?;
                 if std::mem::take(&mut takes_over) {
                     server.waits.ended(turn.found);
                 }
                 Some(turn)
             });
-            let readiness = match turn {
+            match turn {
                 Some(None) => return,
-                Some(Some(Turn { more: true, .. })) => {
-                    // A caller that waits for the kernel's lock gets it.
-                    std::thread::yield_now();
-                    None
-                }
+                // A caller that waits for the kernel's lock gets it, or a wait that begins or ends goes on.
+                Some(Some(Turn { more: true, .. })) | None => std::thread::yield_now(),
                 Some(Some(turn)) => {
-                    Some(self.wire.wait(&[], core.waits_for_room(), left(core, turn.due)))
+                    let timeout = left(core, turn.due);
+                    alarm = self
+                        .wire
+                        .wait(&[], core.waits_for_room(), timeout)
+                        .is_ok_and(|readiness| readiness.alarm);
                 }
-                None => None,
-            };
+            }
             if self.is_wait.load(Ordering::SeqCst) || self.waits.load(Ordering::SeqCst) != waits {
                 takes_over = self.stand_by(core);
-            } else if readiness.is_some_and(|readiness| readiness.alarm) {
-                self.wire.calm();
+                alarm = true;
             }
         }
         // The peer is owed the ACKs of messages that the program was told of.
@@ -266,13 +287,25 @@ impl Service {
     }
 
     /// A wait that serves from now on; `None` if another one does, or this one had better not.
-    fn shift(&self) -> Option<Shift<'_>> {
+    fn shift<'s>(&'s self, core: &'s Core) -> Option<Shift<'s>> {
+        if self.others.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
         let mut server = self.server()?;
         if !server.waits.may() {
             return None;
         }
         self.is_wait.store(true, Ordering::SeqCst);
-        Some(Shift { service: self, server })
+        let mut kernel = core.kernel().ok();
+        if let Some(kernel) = &mut kernel {
+            let now = core.elapsed();
+            if server.late_acks.end(kernel, now) {
+                kernel.transmit();
+                core.arm(kernel);
+            }
+        }
+        drop(kernel);
+        Some(Shift { service: self, core, server })
     }
 
     /// [`poll_until`], which serves the socket meanwhile.
@@ -282,41 +315,65 @@ impl Service {
         fds: &mut [PollFd<'_>],
         deadline: Option<Instant>,
     ) -> Result<usize> {
-        let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
-        if is_over() {
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return poll_until(fds, deadline);
         }
-        let Some(mut shift) = self.shift() else {
+        let served = self.shift(core).and_then(|shift| self.serve(core, shift, fds, deadline));
+        served.unwrap_or_else(|| {
             self.others.fetch_add(1, Ordering::SeqCst);
+            if self.is_wait.load(Ordering::SeqCst) {
+                self.wake();
+            }
             let answer = poll_until(fds, deadline);
             self.others.fetch_sub(1, Ordering::SeqCst);
-            return answer;
-        };
+            answer
+        })
+    }
+
+    /// A wait in a shift; `None` if it has given that up, because another thread waits as well.
+    fn serve(
+        &self,
+        core: &Core,
+        mut shift: Shift<'_>,
+        fds: &mut [PollFd<'_>],
+        deadline: Option<Instant>,
+    ) -> Option<Result<usize>> {
+        let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
         let ready = |fds: &mut [PollFd<'_>]| poll_until(fds, Some(Instant::now()));
-        shift.server.end_lingering(core);
-        let mut due = core.armed();
+        if core.elapsed() > shift.server.left + SOON {
+            // What has come since then has waited for too long.
+            let at_once = Some(Duration::ZERO);
+            if self.wire.wait(&[], false, at_once).is_ok_and(|readiness| readiness.socket) {
+                shift.server.waits.ended(true);
+            }
+        }
+        let mut due = due(core, &self.delivery);
         loop {
             let until = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let timeout = until.into_iter().chain(left(core, due)).min();
             let Readiness { alarm, socket, is_interrupted } =
-                self.wire.wait(fds, core.waits_for_room(), timeout);
+                match self.wire.wait(fds, core.waits_for_room(), timeout) {
+                    Ok(readiness) => readiness,
+                    Err(errno) => return Some(Err(errno)),
+                };
             if alarm {
                 self.wire.calm();
+                if self.others.load(Ordering::SeqCst) > 0 {
+                    return None;
+                }
             }
             if alarm || socket || core.elapsed() >= due {
-                match shift.server.turn(core, &self.wire) {
-                    Some(turn) => {
-                        due = turn.due;
-                        if turn.more {
-                            std::thread::yield_now();
-                        }
-                    }
-                    None => return ready(fds),
+                let Some(turn) = shift.server.turn(core, &self.wire) else {
+                    return Some(ready(fds));
+                };
+                due = turn.due;
+                if turn.more {
+                    std::thread::yield_now();
                 }
             }
             match ready(fds) {
                 Ok(0) if !is_interrupted && !is_over() => {}
-                answer => return answer,
+                answer => return Some(answer),
             }
         }
     }
