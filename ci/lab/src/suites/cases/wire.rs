@@ -37,14 +37,14 @@ there="$ip netns exec away" tc="$ip netns exec between /usr/sbin/tc"
 sim="$there env UVERBS_SIM=udp:10.1.0.2" sim6="$there env UVERBS_SIM=udp:fd00::2"
 tcp_there() { $there grep -qE ":$(printf %04X $1) [0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6; }
 sent() { $tc -s qdisc show dev b1 | sed -n 's/.* bytes \([0-9]*\) pkt.*/\1/p'; }
-cut() { $ip -n away link set w1 gso_max_segs $1; }
+cut_trains() { $ip -n away link set w1 gso_max_segs $1; }
 unimpair() {
-    [ -e $unimpaired ] || { $tc qdisc del dev b0 root; $tc qdisc del dev b1 root; cut 65535; touch $unimpaired; }
+    [ -e $unimpaired ] || { $tc qdisc del dev b0 root; $tc qdisc del dev b1 root; cut_trains 65535; touch $unimpaired; }
 }
 impair() {
     packets=$1 unimpaired=$(mktemp -u); shift
     trap 'kill $counter $server $client; unimpair' EXIT
-    [ "$trains" = whole ] || cut 1 || fail "trains are not cut"
+    [ "$trains" = whole ] || cut_trains 1 || fail "trains are not cut"
     $tc qdisc replace dev b0 root netem "$@" && $tc qdisc replace dev b1 root netem "$@" || fail "no netem"
     { for turn in $(seq 1000); do [ "$(sent)" -ge $packets ] && break; usleep 50000; done; unimpair; } & counter=$!
 }
