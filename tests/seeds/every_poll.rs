@@ -1,6 +1,6 @@
-//! Two tasks that post and two that receive. In run after run, at one poll of a task after the other, one thing
-//! happens: the future that is polled is dropped, its queue pair is aborted, or a device is unplugged, fails or is
-//! killed with its process.
+//! Three tasks that post, two that receive, and the drivers of both sides. In run after run, at one poll of a task or
+//! driver after the other, one thing happens: the future that is polled is dropped, its queue pair is aborted, or a device
+//! is unplugged, fails or is killed with its process.
 
 use crate::harness::{Result, check_objects, connect_with};
 use std::future::Future;
@@ -11,7 +11,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use uverbs::aio::{AsyncQueuePair, Transfer};
+use uverbs::aio::tokio::Registered;
+use uverbs::aio::{AsyncQueuePair, AsyncSharedReceiveQueue, Driver, Transfer};
 use uverbs::device::devices_on;
 use uverbs::owned::{Buffer, BufferPool};
 use uverbs::sim::{Device, Fabric, Profile, TokioClock};
@@ -56,13 +57,14 @@ struct Side {
     context: uverbs::Context,
     device: Device,
     qp: AsyncQueuePair,
+    srq: Option<AsyncSharedReceiveQueue>,
     pool: BufferPool,
     region: MemoryRegion<u8>,
-    driver: JoinHandle<uverbs::Result<()>>,
 }
 
 impl Side {
-    fn new(fabric: &Fabric, number: usize) -> Result<Side> {
+    /// A side, perhaps with a shared receive queue, and its driver.
+    fn new(fabric: &Fabric, number: usize, shares: bool) -> Result<(Side, Driver<Registered>)> {
         let devices = devices_on(&fabric.system());
         let name = devices[number].name();
         let device = fabric.device(name).ok_or("no device")?;
@@ -70,10 +72,15 @@ impl Side {
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(BUFFERS).build()?;
         let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate(64)?;
-        let (cq, driver) = context.cq_builder(64).spawn()?;
-        let builder = pd.qp_builder(&cq, &cq, QpType::RC);
-        let qp = cq.adopt(builder.max_send_wr(DEPTH).max_recv_wr(8).build()?)?;
-        Ok(Side { context, device, qp, pool, region, driver })
+        let (cq, driver) = context.cq_builder(64).build_async(Registered::new)?;
+        let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(DEPTH);
+        let (qp, srq) = if shares {
+            let srq = cq.adopt_srq(pd.srq_builder(8).build()?)?;
+            (cq.adopt_on(builder.srq(&srq).build()?, &srq)?, Some(srq))
+        } else {
+            (cq.adopt(builder.max_recv_wr(8).build()?)?, None)
+        };
+        Ok((Side { context, device, qp, srq, pool, region }, driver))
     }
 }
 
@@ -89,13 +96,13 @@ struct Script {
 
 impl Script {
     /// Whether the future is to be dropped.
-    fn act(&self, qp: &AsyncQueuePair) -> bool {
+    fn act(&self, qp: Option<&AsyncQueuePair>) -> bool {
         let device = |side: usize| &self.sides[side].0;
         match self.event {
             None => {}
             Some(Event::Dropped) => return true,
             // In a process that was killed no call succeeds.
-            Some(Event::Aborted) => drop(qp.abort()),
+            Some(Event::Aborted) => drop(qp.map(AsyncQueuePair::abort)),
             Some(Event::Unplugged(side)) => device(side).clone().unplug(),
             Some(Event::Failed(side)) => device(side).fail(),
             Some(Event::Killed(side)) => drop(self.fabric.kill(&self.sides[side].1)),
@@ -104,10 +111,10 @@ impl Script {
     }
 }
 
-/// A task; `None` if it was dropped.
+/// A task, or a driver, which has no queue pair; `None` if it was dropped.
 struct Scripted {
     script: Script,
-    qp: AsyncQueuePair,
+    qp: Option<AsyncQueuePair>,
     task: Option<Pin<Box<dyn Future<Output = Result<()>> + Send>>>,
 }
 
@@ -119,7 +126,7 @@ impl Future for Scripted {
         let before = script
             .left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if before == Ok(1) && script.act(qp) {
+        if before == Ok(1) && script.act(qp.as_ref()) {
             *task = None;
         }
         match task {
@@ -154,9 +161,24 @@ async fn write(qp: AsyncQueuePair, pool: BufferPool, to: Remote) -> Result<()> {
     Ok(())
 }
 
+/// A single read, and an atomic.
+async fn count(qp: AsyncQueuePair, pool: BufferPool, from: Remote) -> Result<()> {
+    let read = qp.read(from, pool.take()?).await.map_err(|failed| failed.to_string())?;
+    qp.fetch_add(from, 1, read.memory).await.map_err(|failed| failed.to_string())?;
+    Ok(())
+}
+
 /// Takes messages while they come; a server sends each back.
-async fn receive(qp: AsyncQueuePair, pool: BufferPool, sends_back: bool) -> Result<()> {
-    let mut inbox = qp.inbox(&pool, 4);
+async fn receive(
+    qp: AsyncQueuePair,
+    srq: Option<AsyncSharedReceiveQueue>,
+    pool: BufferPool,
+    sends_back: bool,
+) -> Result<()> {
+    let mut inbox = match &srq {
+        Some(srq) => srq.inbox(&pool, 4),
+        None => qp.inbox(&pool, 4),
+    };
     for _ in 0..=LIST {
         let message = inbox.next().await.map_err(|failed| failed.to_string())?;
         assert_eq!(&message.memory[..], b"a message");
@@ -167,27 +189,27 @@ async fn receive(qp: AsyncQueuePair, pool: BufferPool, sends_back: bool) -> Resu
     Ok(())
 }
 
-/// The polls of the program without an event: all of its tasks succeed.
-pub(crate) fn polls() -> Result<u32> {
+/// The polls of the program without an event: all of its tasks succeed. Sides may have shared receive queues.
+pub(crate) fn polls(shares: bool) -> Result<u32> {
     let left = Arc::new(AtomicU32::new(u32::MAX));
-    play(0, None, &left)?;
+    play(0, shares, None, &left)?;
     Ok(u32::MAX - left.load(Ordering::Relaxed))
 }
 
 /// Runs the program with `event` at poll `at`, counted from 1.
-pub(crate) fn run(event: Event, at: u32) -> Result<()> {
-    let ended = play(at.into(), Some(event), &Arc::new(AtomicU32::new(at)));
+pub(crate) fn run(shares: bool, event: Event, at: u32) -> Result<()> {
+    let ended = play(at.into(), shares, Some(event), &Arc::new(AtomicU32::new(at)));
     ended.map_err(|error| format!("{event:?} at poll {at}: {error}").into())
 }
 
-fn play(seed: u64, event: Option<Event>, left: &Arc<AtomicU32>) -> Result<()> {
+fn play(seed: u64, shares: bool, event: Option<Event>, left: &Arc<AtomicU32>) -> Result<()> {
     let fabric = Fabric::builder().device(Profile::new()).device(Profile::new());
     let fabric = fabric.stepped(seed).writes_in_any_order().history().build()?;
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().start_paused(true).build()?;
     let driven = fabric.clone();
     runtime.spawn(async move { driven.drive(TokioClock::new()).await });
-    runtime.block_on(program(&fabric, event, left))?;
+    runtime.block_on(program(&fabric, shares, event, left))?;
     drop(runtime);
     check_objects(&fabric)
 }
@@ -210,8 +232,14 @@ async fn end(mut task: JoinHandle<Option<Result<()>>>) -> Option<Result<()>> {
     }
 }
 
-async fn program(fabric: &Fabric, event: Option<Event>, left: &Arc<AtomicU32>) -> Result<()> {
-    let (client, server) = (Side::new(fabric, 0)?, Side::new(fabric, 1)?);
+async fn program(
+    fabric: &Fabric,
+    shares: bool,
+    event: Option<Event>,
+    left: &Arc<AtomicU32>,
+) -> Result<()> {
+    let ((client, one), (server, other)) =
+        (Side::new(fabric, 0, shares)?, Side::new(fabric, 1, shares)?);
     // A peer without receives ends a send.
     connect_with(&client.qp, &server.qp, &Handshake::new().rnr_retry(2).timeout(14))?;
     let to = server.region.remote(0)?;
@@ -219,16 +247,22 @@ async fn program(fabric: &Fabric, event: Option<Event>, left: &Arc<AtomicU32>) -
     let script =
         Script { event, left: left.clone(), fabric: fabric.clone(), sides: Arc::new(sides) };
     let start = |side: &Side, task: Pin<Box<dyn Future<Output = Result<()>> + Send>>| {
-        tokio::spawn(Scripted { script: script.clone(), qp: side.qp.clone(), task: Some(task) })
+        let qp = Some(side.qp.clone());
+        tokio::spawn(Scripted { script: script.clone(), qp, task: Some(task) })
     };
+    let drivers = [one, other].map(|driver| {
+        let task = Box::pin(async { Ok(driver.await?) });
+        tokio::spawn(Scripted { script: script.clone(), qp: None, task: Some(task) })
+    });
     let (a, b) = (&client, &server);
-    let receivers = [
-        start(b, Box::pin(receive(b.qp.clone(), b.pool.clone(), true))),
-        start(a, Box::pin(receive(a.qp.clone(), a.pool.clone(), false))),
-    ];
+    let receiver = |side: &Side, sends_back| {
+        receive(side.qp.clone(), side.srq.clone(), side.pool.clone(), sends_back)
+    };
+    let receivers = [start(b, Box::pin(receiver(b, true))), start(a, Box::pin(receiver(a, false)))];
     let posters = [
         start(a, Box::pin(send(a.qp.clone(), a.pool.clone()))),
         start(a, Box::pin(write(a.qp.clone(), a.pool.clone(), to))),
+        start(a, Box::pin(count(a.qp.clone(), a.pool.clone(), to))),
     ];
     for poster in posters {
         match end(poster).await {
@@ -253,9 +287,12 @@ async fn program(fabric: &Fabric, event: Option<Event>, left: &Arc<AtomicU32>) -
         }
     }
     drop(script);
-    for Side { context, device: _, qp, pool, region, driver } in [client, server] {
-        drop((qp, region));
-        timeout(PATIENCE, driver).await.map_err(|_| "a driver does not end")??.ok();
+    for (Side { context, device: _, qp, srq, pool, region }, driver) in
+        [client, server].into_iter().zip(drivers)
+    {
+        drop((qp, srq, region));
+        // Why it ended was told to those who waited.
+        let _ = timeout(PATIENCE, driver).await.map_err(|_| "a driver does not end")??;
         sleep(Duration::from_secs(1)).await;
         if pool.idle() != BUFFERS || context.leaked() != 0 {
             return Err(format!(

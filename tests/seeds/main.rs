@@ -57,12 +57,21 @@ fn a_value_is_one_that_was_written() {
 
 #[test]
 fn at_every_poll_a_future_or_its_device_may_end() {
-    let polls = every_poll::polls().expect("the program without an event");
+    at_every_poll(false);
+}
+
+#[test]
+fn at_every_poll_a_future_on_a_shared_queue_or_its_device_may_end() {
+    at_every_poll(true);
+}
+
+fn at_every_poll(shares: bool) {
+    let polls = every_poll::polls(shares).expect("the program without an event");
     let events = every_poll::Event::ALL;
     // A seed for each poll and event, so that a failure has the history of its run alone.
     let runs = polls * events.len() as u32;
     uverbs::sim::each_seed(0..runs.into(), |seed| {
         let (at, event) = (seed as usize / events.len(), seed as usize % events.len());
-        every_poll::run(events[event], at as u32 + 1)
+        every_poll::run(shares, events[event], at as u32 + 1)
     });
 }
