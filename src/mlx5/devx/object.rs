@@ -29,11 +29,9 @@ impl Class {
 
 /// An object that a command made: a queue, a memory key, a counter set, a TIR, a general object.
 ///
-/// It keeps what its creation names, as far as it is given: umems, domains, UARs. Dropping it destroys it, once no object that was created
-/// with it is left. If firmware refuses, it is leaked with all that it keeps; see [`Context::leaked`]. So is one that
-/// keeps something and is dropped after the device was removed, when destroying it is `EIO`; one that keeps nothing is
-/// gone with the device. Its methods may
-/// be called from any thread.
+/// It keeps what its creation names, as far as it is given: umems, domains, UARs. Dropping it destroys it, once no object
+/// that was created with it is left, and then lets go of what it keeps. If firmware refuses, it is leaked; see
+/// [`Context::leaked`]. After the device was removed it is gone. Its methods may be called from any thread.
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, change: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
@@ -60,7 +58,9 @@ pub struct DevxObject {
 
 #[derive(Debug)]
 struct DevxInner {
-    object: Object<Vec<Arc<dyn Any + Send + Sync>>>,
+    object: Object<()>,
+    /// Dropped after the object. Each has memory of its own, and knows whether the device may still reach it.
+    keeps: Vec<Arc<dyn Any + Send + Sync>>,
     facts: Facts,
 }
 
@@ -198,12 +198,10 @@ impl DevxObject {
             Subject::New { attribute: HANDLE },
         )?;
         let (file, class) = (file.clone(), Class::DEVX_OBJECT);
-        let object = match keeps {
-            [] => Object::without_memory(file, class, handle),
-            _ => Object::new(file, class, handle, keeps.iter().map(|kept| kept.keep()).collect()),
-        };
+        let object = Object::without_memory(file, class, handle);
+        let keeps = keeps.iter().map(|kept| kept.keep()).collect();
         let facts = Facts::of(input, output);
-        Ok(DevxObject { inner: Arc::new(DevxInner { object, facts }) })
+        Ok(DevxObject { inner: Arc::new(DevxInner { object, keeps, facts }) })
     }
 
     /// The device's number of the object, from the output of its creation; 0 of those whose number the command chose:
@@ -235,7 +233,7 @@ impl DevxObject {
     pub(crate) fn imported(file: Arc<File>, handle: u32, facts: Facts) -> DevxObject {
         let object = Object::without_memory(file, Class::DEVX_OBJECT, handle);
         object.set_owned(false);
-        DevxObject { inner: Arc::new(DevxInner { object, facts }) }
+        DevxObject { inner: Arc::new(DevxInner { object, keeps: Vec::new(), facts }) }
     }
 
     pub(crate) fn file(&self) -> &Arc<File> {
@@ -247,7 +245,7 @@ impl DevxObject {
     }
 
     pub(crate) fn keeps_others(&self) -> bool {
-        self.inner.object.memory().is_some_and(|kept| !kept.is_empty())
+        !self.inner.keeps.is_empty()
     }
 
     /// Whether an object of this process keeps it.

@@ -46,7 +46,7 @@ struct UmemInner<M> {
 /// created in it, both happen after that object is gone.
 ///
 /// After the device was removed, the kernel never confirms that a umem is gone: `destroy` is `EIO`, and a umem that is
-/// dropped is leaked with its memory, and counted by [`Context::leaked`]. The same holds for an object that keeps others.
+/// dropped is leaked with its memory, and counted by [`Context::leaked`].
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, gpu: std::fs::File, memory: *mut u8) -> Result<(), Box<dyn std::error::Error>> {
