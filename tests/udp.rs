@@ -704,6 +704,29 @@ fn a_device_is_served_in_waits_of_the_program_and_between_them() -> Result<()> {
     })
 }
 
+/// A program reads its events late: those that the channel's file had no room for come while it waits.
+#[test]
+fn events_beyond_the_room_of_their_file_reach_a_program_that_waits() -> Result<()> {
+    const EVENTS: u64 = 600;
+    let (mut a, mut b) = pair(QpType::RC, None)?;
+    for id in 0..EVENTS {
+        b.cq.req_notify(Notify::Next)?;
+        b.recv(id, 0, 4)?;
+        let sges = [a.memory.sge(..4)?];
+        a.post(SendWr::send(&sges).id(id))?;
+        a.done(id)?;
+        let end = Instant::now() + LIMIT;
+        while b.cq.poll()?.next().is_none() {
+            assert!(Instant::now() < end, "message {id} does not come");
+            std::thread::yield_now();
+        }
+    }
+    for event in 0..EVENTS {
+        assert!(b.channel.wait(Some(LIMIT))?.is_some(), "{event} of {EVENTS} events came");
+    }
+    Ok(())
+}
+
 /// Nothing wakes the device's thread while nothing happens, whether the program waits or not.
 #[test]
 fn the_thread_of_an_idle_device_sleeps() -> Result<()> {

@@ -255,7 +255,8 @@ pub(crate) fn run(
             ..Order::default()
         };
         let (ending, _, errors) = collect(vm, &order, Duration::from_secs(60));
-        if must && ending.as_ref().is_ok_and(|ending| ending.status() != 0) {
+        let failed = ending.as_ref().is_ok_and(|ending| ending.status() != 0);
+        if failed && (must || !errors.contains("the lab has no module")) {
             bail!("modprobe {module} failed: {errors}");
         }
         ending?;

@@ -8,7 +8,7 @@ const ROCE: &[Layer] = &[
     ("numbers", &["icrc", "mistake", "opcodes", "psn", "timers"]),
     ("packets", &["cm", "datagram", "frame", "headers"]),
     ("the device", &["host"]),
-    ("queue pairs", &["queue_pair", "request", "requester", "responder"]),
+    ("queue pairs", &["queue_pair", "request", "requester", "responder", "window"]),
     ("the endpoint", &["endpoint"]),
     ("the library", &["lib", "tests"]),
 ];
