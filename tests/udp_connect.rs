@@ -624,6 +624,35 @@ fn the_second_process() -> Result<()> {
             std::thread::sleep(LIMIT);
             drop(connected);
         }
+        // Connects, asks for the end, and waits to be killed before that is confirmed.
+        "leaves" => {
+            let (side, connection) = connect(&node, peer.parse()?, b"hello")?;
+            connection.disconnect()?;
+            report(ASKED)?;
+            std::thread::sleep(LIMIT);
+            drop((side, connection));
+        }
+        // Asks a datagram service for its queue pair, and waits to be killed.
+        "queries" => {
+            let route = route(&node, peer.parse()?, PortSpace::UDP, QpType::UD)?;
+            let side = Side::new(&node.context, QpType::UD)?;
+            let connecting = route.connect_datagrams(&side.qp, &ConnectParam::new())?;
+            report(ASKED)?;
+            std::thread::sleep(LIMIT);
+            drop(connecting);
+        }
+        // Is asked, and waits to be killed before it answers.
+        "service" => {
+            let at = SocketAddr::new(node.at.ip(), 0);
+            let service =
+                node.channel.create_id(PortSpace::UDP, QpType::UD)?.bind(at)?.listen(4)?;
+            report(READY)?;
+            reports.write_all(&service.local_addr()?.port().to_be_bytes())?;
+            let request = service.next_request(Some(LIMIT))?.ok_or("no request came")?;
+            reports.write_all(&[ASKED])?;
+            std::thread::sleep(LIMIT);
+            drop(request);
+        }
         other => return Err(other.into()),
     }
     Ok(())
@@ -747,6 +776,53 @@ fn a_client_that_is_killed_when_connected_leaves_a_connection_that_ends() -> Res
     // It has no peer that could confirm the end, and the program does not wait for that.
     connection.disconnect()?;
     drop((connection, side, listener));
+    assert_eq!(node.ids()?, 0);
+    goes_on(&node)
+}
+
+#[test]
+fn a_client_that_is_killed_amid_the_end_of_a_connection_leaves_none() -> Result<()> {
+    let node = Node::new(address())?;
+    let listener = node.listen()?;
+    let mut other = Other::start(address(), "leaves", Some(listener.local_addr()?))?;
+    let (side, connection) = accept(&node, &listener, b"welcome")?;
+    other.reported(ASKED)?;
+    other.kill()?;
+    connection.wait_disconnected(Some(LIMIT))?;
+    // Nobody takes the confirmation.
+    connection.disconnect()?;
+    drop((connection, side, listener));
+    assert_eq!(node.ids()?, 0);
+    goes_on(&node)
+}
+
+#[test]
+fn either_side_of_a_query_of_a_datagram_service_may_be_killed() -> Result<()> {
+    let node = Node::new(address())?;
+    let at = SocketAddr::new(node.at.ip(), 0);
+    let service = node.channel.create_id(PortSpace::UDP, QpType::UD)?.bind(at)?.listen(4)?;
+    let mut other = Other::start(address(), "queries", Some(service.local_addr()?))?;
+    other.reported(ASKED)?;
+    let request = service.next_request(Some(LIMIT))?.ok_or("no request came")?;
+    other.kill()?;
+    let side = Side::new(&node.context, QpType::UD)?;
+    request.accept_datagrams(&side.qp, &ConnectParam::new())?;
+    drop((side, service));
+    assert_eq!(node.ids()?, 0);
+
+    let there = address();
+    let mut other = Other::start(there, "service", None)?;
+    let to = SocketAddr::new(there.ip(), other.listens_at()?.port());
+    let side = Side::new(&node.context, QpType::UD)?;
+    let connecting = route(&node, to, PortSpace::UDP, QpType::UD)?
+        .connect_datagrams(&side.qp, &ConnectParam::new())?;
+    other.reported(ASKED)?;
+    other.kill()?;
+    // The answer does not come, and the program need not wait for the last retry.
+    let Progress::Pending(connecting) = connecting.wait(Some(SHORT))? else {
+        return Err("an answer of nobody".into());
+    };
+    drop((connecting, side));
     assert_eq!(node.ids()?, 0);
     goes_on(&node)
 }
