@@ -286,7 +286,7 @@ fn counters(context: &Context) -> uverbs::Result<DevxObject> {
 }
 
 /// Makes a umem, and a queue and an mkey in another, and returns the checks for the time after the device is gone: the
-/// kernel confirms the end of no umem.
+/// kernel may confirm the end of no umem.
 fn lent_to_firmware(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let context = Context::open(device)?;
     let (pd, uar) = (context.alloc_pd()?, Uar::alloc(&context, UarKind::NonCached)?);
@@ -295,21 +295,22 @@ fn lent_to_firmware(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let queue = queue_in(&context, kept.id(), &uar, &[&kept, &uar])?;
     let mkey = mkey_in(&context, &pd, &kept)?;
     Ok(move || {
-        let alone = is_given_up(alone.destroy().err())?;
+        // The kernel has destroyed it before it let go of the device, or tells nothing any more.
+        let alone = match alone.destroy() {
+            Ok(_) => None,
+            Err(ErrorWith { object, error }) => {
+                assert_eq!(error.errno(), Errno::IO, "{error}");
+                Some(object)
+            }
+        };
         queue.destroy()?;
         assert_eq!(context.leaked(), 0);
-        // The two umems.
+        let refused = u64::from(alone.is_some());
         drop((alone, mkey, kept, uar, pd));
-        assert_eq!(context.leaked(), 2);
+        let leaked = context.leaked();
+        assert!((refused..=refused + 1).contains(&leaked), "{leaked} leaked, {refused} refused");
         Ok(())
     })
-}
-
-/// An object that could not be destroyed because its device is gone.
-fn is_given_up<T>(failed: Option<ErrorWith<T>>) -> Verdict<T> {
-    let ErrorWith { object, error } = failed.ok_or_else(|| Stop::fail("it is destroyed"))?;
-    assert_eq!(error.errno(), Errno::IO, "{error}");
-    Ok(object)
 }
 
 /// Makes one object of each kind, and returns the checks for the time after the device is gone.

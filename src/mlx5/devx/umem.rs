@@ -45,8 +45,8 @@ struct UmemInner<M> {
 /// gives back. Dropping the umem deregisters it, and then frees the memory; while a [`DevxObject`](super::DevxObject) was
 /// created in it, both happen after that object is gone.
 ///
-/// After the device was removed, the kernel never confirms that a umem is gone: `destroy` is `EIO`, and a umem that is
-/// dropped is leaked with its memory, and counted by [`Context::leaked`].
+/// When the device was removed, the kernel may no longer confirm that a umem is gone: then `destroy` is `EIO`, and a umem
+/// that is dropped is leaked with its memory, and counted by [`Context::leaked`].
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context, gpu: std::fs::File, memory: *mut u8) -> Result<(), Box<dyn std::error::Error>> {
