@@ -2,13 +2,15 @@
 //! is skipped where `tshark` is not installed, and fails with `UVERBS_NEEDS_TSHARK` set.
 
 mod driver;
+#[path = "../../roce/tests/tools/tshark.rs"]
+mod tshark;
 
 use driver::pair::Pair;
 use driver::pair::code::*;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
+use tshark::output_of;
 use uverbs_roce::frame::decapsulate;
 use uverbs_roce::headers::Packet;
 
@@ -106,28 +108,6 @@ fn a_capture_has_each_packet_with_its_payload_and_icrc() {
     p.driver.memory().read(p.to, &mut memory).unwrap();
     written[..8].copy_from_slice(&memory[..8]);
     assert!(written == memory);
-}
-
-/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is
-/// a failure.
-fn output_of(mut tshark: Command, file: &Path) -> Option<String> {
-    let output = tshark.output();
-    let _ = std::fs::remove_file(file);
-    let output = match output {
-        Ok(output) => output,
-        Err(why) if why.kind() == io::ErrorKind::NotFound => {
-            let needed = std::env::var_os("UVERBS_NEEDS_TSHARK").is_some();
-            assert!(!needed, "UVERBS_NEEDS_TSHARK is set and tshark is not installed");
-            let this = std::thread::current();
-            let name = this.name().unwrap_or("a test");
-            // Not `eprintln`, which is shown of failures only.
-            let _ = writeln!(io::stderr(), "skipped: {name}: tshark is not installed");
-            return None;
-        }
-        Err(why) => panic!("tshark cannot be run: {why}"),
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(String::from_utf8(output.stdout).unwrap())
 }
 
 #[test]

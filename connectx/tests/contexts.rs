@@ -276,26 +276,41 @@ fn most_memory() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
+fn alloc_pd(driver: &mut Driver, uid: u32) -> u32 {
+    let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd)
+}
+
+/// Creates an mkey over pages of a umem, with these fields of its context.
+fn create_mkey(
+    driver: &mut Driver,
+    uid: u32,
+    pd: u32,
+    umem: u32,
+    fields: &[(Field<mkc>, u64)],
+) -> Result<Vec<u8>, CommandError> {
+    const PAGES: u64 = 1;
+    let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+    input.set(create_mkey_in::mkey_umem_valid, 1);
+    input.set(create_mkey_in::mkey_umem_id, umem.into());
+    let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    context.set(mkc::pd, pd.into());
+    context.set(mkc::access_mode_1_0, PAGES);
+    fields.iter().for_each(|(field, value)| context.set(*field, *value));
+    driver.run_command_as(uid, opcode::CREATE_MKEY, &input.into_inner())
+}
+
 /// The list of 64 pages names 2^26 pages of 4 KiB, whose addresses would take 512 MiB.
 #[test]
 fn an_mkey_over_a_umem_of_large_pages_costs_what_it_holds() {
-    const PAGES: u64 = 1;
     const LOG: u64 = 20;
     let mut driver = Driver::new();
     let uid = driver.create_uctx();
     let umem = umem_of_pages(&mut driver, uid, &[0; 64], 0, LOG);
-    let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
-    let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+    let pd = alloc_pd(&mut driver, uid);
     let mut key = |len, octowords| {
-        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
-        input.set(create_mkey_in::mkey_umem_valid, 1);
-        input.set(create_mkey_in::mkey_umem_id, umem.into());
-        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
-        context.set(mkc::pd, pd.into());
-        context.set(mkc::access_mode_1_0, PAGES);
-        context.set(mkc::len, len);
-        context.set(mkc::translations_octword_size, octowords);
-        driver.run_command_as(uid, opcode::CREATE_MKEY, &input.into_inner())
+        let fields = [(mkc::len, len), (mkc::translations_octword_size, octowords)];
+        create_mkey(&mut driver, uid, pd, umem, &fields)
     };
     let before = most_memory();
     for (len, octowords) in [(64 << 32, 4), ((8 << 12) + 1, 4), (1, 0)] {
@@ -308,25 +323,16 @@ fn an_mkey_over_a_umem_of_large_pages_costs_what_it_holds() {
 
 #[test]
 fn an_mkey_writes_no_umem_that_the_device_may_only_read() {
-    const PAGES: u64 = 1;
     let mut driver = Driver::new();
     let uid = driver.create_uctx();
     let page = driver.alloc_page();
     let [read, write] = [READ, READ_AND_WRITE]
         .map(|rights| umem_of_pages(&mut driver, uid, &[page | rights], 0, 0));
-    let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
-    let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+    let pd = alloc_pd(&mut driver, uid);
     let mut key = |umem: u32, rights: &[Field<mkc>]| {
-        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
-        input.set(create_mkey_in::mkey_umem_valid, 1);
-        input.set(create_mkey_in::mkey_umem_id, umem.into());
-        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
-        context.set(mkc::pd, pd.into());
-        context.set(mkc::access_mode_1_0, PAGES);
-        context.set(mkc::len, 4096);
-        context.set(mkc::translations_octword_size, 1);
-        rights.iter().for_each(|right| context.set(*right, 1));
-        driver.run_command_as(uid, opcode::CREATE_MKEY, &input.into_inner()).map(drop)
+        let mut fields = vec![(mkc::len, 4096), (mkc::translations_octword_size, 1)];
+        fields.extend(rights.iter().map(|right| (*right, 1)));
+        create_mkey(&mut driver, uid, pd, umem, &fields).map(drop)
     };
     for right in [mkc::lw, mkc::rw, mkc::a] {
         assert_eq!(key(read, &[mkc::lr, right]).unwrap_err().0, BAD_PARAMETER);

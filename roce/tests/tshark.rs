@@ -1,11 +1,13 @@
 //! Wireshark's decoder reads the packets of each opcode as they were meant, and their ICRCs. Where `tshark` is
 //! not installed they are skipped; with `UVERBS_NEEDS_TSHARK` set they fail.
 
+#[path = "tools/tshark.rs"]
+mod tool;
+
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::net::IpAddr;
-use std::path::Path;
 use std::process::Command;
+use tool::output_of;
 use uverbs_roce::Psn;
 use uverbs_roce::cm;
 use uverbs_roce::frame::{NoPacket, Route, decapsulate, encapsulate};
@@ -97,28 +99,6 @@ fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
         file.extend(frame);
     }
     file
-}
-
-/// What `tshark` prints; `None`, and a line that says so, where it is not installed. With `UVERBS_NEEDS_TSHARK` that is
-/// a failure.
-fn output_of(mut tshark: Command, file: &Path) -> Option<String> {
-    let output = tshark.output();
-    let _ = std::fs::remove_file(file);
-    let output = match output {
-        Ok(output) => output,
-        Err(why) if why.kind() == io::ErrorKind::NotFound => {
-            let needed = std::env::var_os("UVERBS_NEEDS_TSHARK").is_some();
-            assert!(!needed, "UVERBS_NEEDS_TSHARK is set and tshark is not installed");
-            let this = std::thread::current();
-            let name = this.name().unwrap_or("a test");
-            // Not `eprintln`, which is shown of failures only.
-            let _ = writeln!(io::stderr(), "skipped: {name}: tshark is not installed");
-            return None;
-        }
-        Err(why) => panic!("tshark cannot be run: {why}"),
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(String::from_utf8(output.stdout).unwrap())
 }
 
 /// The fields of frames with these names, a line for each frame, as Wireshark decodes them; `None` without `tshark`.

@@ -429,7 +429,7 @@ fn queue_of_devx_is_queried() -> Verdict {
     Ok(())
 }
 
-/// Firmware keeps the register of a queue, and whoever freed it is not told.
+/// Firmware keeps the register of a queue, and its owner, who has freed it, is not told.
 fn queue_outlives_the_uar_that_it_rings() -> Verdict {
     let context = open()?;
     let kinds = [ObjectKind::MLX5_DEVX_OBJ, ObjectKind::MLX5_DEVX_UMEM, ObjectKind::MLX5_UAR];

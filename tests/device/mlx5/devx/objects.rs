@@ -22,7 +22,7 @@ use uverbs_uapi::mlx5::prm::rqc::{
 };
 use uverbs_uapi::mlx5::prm::srqc::wq;
 use uverbs_uapi::mlx5::prm::vport::query_q_counter_out;
-use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
 trials![
     mkey_over_a_umem_names_its_memory,
@@ -56,24 +56,25 @@ fn mkey(pd: u32, umem: &Umem, start: u64, length: u64) -> Bits<create_mkey_in, V
     // Two pages in each octoword, and those at both ends may be in part.
     let octowords = (length / 4096 + 2).div_ceil(2);
     command.set(create_mkey_in::translations_octword_actual_size, octowords);
-    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
-    for (field, value) in [
+    let fields = [
         (mkc::access_mode_1_0, 1),
-        (mkc::lr, 1),
-        (mkc::lw, 1),
-        (mkc::rr, 1),
-        (mkc::rw, 1),
-        (mkc::qpn, 0xff_ffff),
-        (mkc::mkey_7_0, VARIANT.into()),
-        (mkc::pd, pd.into()),
         (mkc::start_addr, start),
         (mkc::len, length),
         (mkc::log_page_size, 12),
         (mkc::translations_octword_size, octowords),
-    ] {
-        context.set(field, value);
-    }
+    ];
+    set_context(&mut command, pd, &fields);
     command
+}
+
+/// Sets the context of an mkey with all rights for any queue pair of a domain, and these fields.
+fn set_context(command: &mut Bits<create_mkey_in, Vec<u8>>, pd: u32, fields: &[(Field<mkc>, u64)]) {
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    for right in [mkc::lr, mkc::lw, mkc::rr, mkc::rw] {
+        context.set(right, 1);
+    }
+    let common = [(mkc::qpn, 0xff_ffff), (mkc::mkey_7_0, VARIANT.into()), (mkc::pd, pd.into())];
+    common.iter().chain(fields).for_each(|(field, value)| context.set(*field, *value));
 }
 
 /// An mkey over the first page of a umem, which it keeps with its domain.
@@ -137,22 +138,13 @@ fn mkey_over_two_regions_carries_a_write() -> Verdict {
     let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
     // A KLM is an octoword.
     command.set(create_mkey_in::translations_octword_actual_size, 2);
-    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
-    for (field, value) in [
+    let fields = [
         (mkc::access_mode_1_0, KLMS),
-        (mkc::lr, 1),
-        (mkc::lw, 1),
-        (mkc::rr, 1),
-        (mkc::rw, 1),
-        (mkc::qpn, 0xff_ffff),
-        (mkc::mkey_7_0, VARIANT.into()),
-        (mkc::pd, pd_number(&queues.pd)?.into()),
         (mkc::start_addr, START),
         (mkc::len, 2 * u64::from(HALF)),
         (mkc::translations_octword_size, 4),
-    ] {
-        context.set(field, value);
-    }
+    ];
+    set_context(&mut command, pd_number(&queues.pd)?, &fields);
     let mut command = command.into_inner();
     for part in [&first, &second] {
         command.extend(HALF.to_be_bytes());
