@@ -765,7 +765,7 @@ fn the_thread_of_an_idle_device_sleeps() -> Result<()> {
     // A thread that stands by looks a few times before it sleeps.
     assert!(woken <= 60, "woken {woken} times while the program waited for a second");
     exchange(&mut a, &mut b, 100)?;
-    // What the exchange has left is over then.
+    // Timers of the exchange are over then.
     std::thread::sleep(IDLE / 2);
     let before = wakes()?;
     std::thread::sleep(IDLE);

@@ -820,7 +820,7 @@ fn either_side_of_a_query_of_a_datagram_service_may_be_killed() -> Result<()> {
     other.kill()?;
     // The answer does not come, and the program need not wait for the last retry.
     let Progress::Pending(connecting) = connecting.wait(Some(SHORT))? else {
-        return Err("an answer of nobody".into());
+        return Err("a killed service answers".into());
     };
     drop((connecting, side));
     assert_eq!(node.ids()?, 0);

@@ -43,7 +43,7 @@ impl Process {
         Ok(Process(Some(child)))
     }
 
-    /// What it has printed, when it has ended well.
+    /// Its output, when it has ended well.
     fn ends(mut self) -> Result<String> {
         let end = Instant::now() + LIMIT;
         while self.0.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {

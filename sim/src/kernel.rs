@@ -345,8 +345,6 @@ pub(crate) struct Kernel {
     pub(crate) delivery: Arc<Delivery>,
     /// The socket to peers outside of the process.
     pub(crate) transmitter: Option<Transmitter>,
-    /// Whether the packets of the last turn wait for the next run.
-    lingers: bool,
 }
 
 impl Kernel {
@@ -368,7 +366,6 @@ impl Kernel {
             pinned: Pinned::default(),
             delivery: Arc::default(),
             transmitter: None,
-            lingers: false,
         }
     }
 
@@ -992,11 +989,16 @@ impl Kernel {
 
     /// Does everything that is due; returns whether there was anything.
     pub(crate) fn run(&mut self, now: u64) -> bool {
+        self.run_all(now, true)
+    }
+
+    /// The same; leaves the packets of the last turn to [`transmit`](Self::transmit) unless it `sends_last`.
+    fn run_all(&mut self, now: u64, sends_last: bool) -> bool {
         self.audit();
         let mut worked = false;
         loop {
             let progress = self.switch.run(now);
-            if progress.more || !self.lingers {
+            if progress.more || sends_last {
                 self.transmit();
             }
             worked |= progress.worked;
@@ -1015,9 +1017,7 @@ impl Kernel {
     /// that the program is told of wait for the next run, unless there is something else to send. Returns whether they do.
     pub(crate) fn run_holding(&mut self, now: u64, may_linger: bool) -> bool {
         self.delivery.hold(true);
-        self.lingers = may_linger;
-        self.run(now);
-        self.lingers = false;
+        self.run_all(now, !may_linger);
         self.delivery.hold(false);
         let lingers = may_linger && self.delivery.has_held() && self.owes_acks();
         if !lingers {

@@ -410,8 +410,10 @@ impl World {
     }
 
     fn wake_timer(&self) {
-        self.core.service.iter().for_each(Service::wake);
-        self.timer.get().into_iter().for_each(|timer| timer.thread().unpark());
+        match &self.core.service {
+            Some(service) => service.wake(),
+            None => self.timer.get().into_iter().for_each(|timer| timer.thread().unpark()),
+        }
     }
 
     /// Starts the thread of the world.

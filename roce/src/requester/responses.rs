@@ -264,7 +264,7 @@ impl<P: Clone> QueuePair<P> {
             return;
         }
         if requester.in_flight() == 0 {
-            // What was to be repeated has not left: the device had others to serve. That is no retry.
+            // The packets to be repeated have not left: the device had others to serve. That is no retry.
             let timeout = ack_timeout(self.attributes.timeout);
             requester.timer = timeout.map(|timeout| now.saturating_add(timeout));
             return;

@@ -394,7 +394,7 @@ impl Run {
         Ok(())
     }
 
-    /// What a write with immediate data has written is in memory when its receive completes.
+    /// The data of a write with immediate data are in memory when its receive completes.
     fn judge_arrivals(&mut self, side: usize) -> Result<(), String> {
         let device = &self.network.devices[side];
         for message in &device.received[self.judged[side]..] {

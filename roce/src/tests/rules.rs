@@ -284,7 +284,7 @@ fn a_missing_packet_is_named_by_one_nak_and_what_follows_is_sent_again() {
     assert_eq!(counted(&network, 0, Counter::SequenceNaks), 2);
 }
 
-/// What a side answers next: the PSN and the syndrome of each packet.
+/// The next answers of a side: the PSN and the syndrome of each packet.
 fn answers(network: &mut Network, side: usize) -> Vec<(u32, Syndrome)> {
     let sent = packets(network, side);
     let packet = |bytes: &Vec<u8>| {
@@ -552,7 +552,7 @@ fn a_duplicate_read_may_be_of_less_than_the_first_one() {
         }
         assert_eq!(found, expected, "{length} bytes from packet {at} on");
     }
-    // What is under way ends where it was to.
+    // A response under way ends where it was to.
     give(&mut network, 1, &whole);
     give(&mut network, 1, &part(0, 256));
     assert_eq!(packets(&mut network, 1).len(), 4);

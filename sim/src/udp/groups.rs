@@ -56,7 +56,7 @@ nix::setsockopt_impl!(
 
 /// A group, and how many memberships of queue pairs it has.
 struct Group {
-    /// What the epoll calls it.
+    /// Its number in the epoll.
     number: u64,
     socket: Arc<UdpSocket>,
     memberships: usize,

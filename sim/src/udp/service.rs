@@ -38,8 +38,8 @@ const LINGER: u64 = 10_000;
 const LOOK: Duration = Duration::from_millis(2);
 /// Looks at the same wait after which the thread sleeps until it ends.
 const LOOKS: u32 = 4;
-/// Nanoseconds that nobody may mind: if datagrams wait for longer between two waits of the program, or an ACK for the
-/// program's answer, that was in vain.
+/// The most nanoseconds that datagrams may wait between two waits of the program, and an ACK for the program's answer.
+/// After more the device's thread serves, or ACKs leave at once, for a while.
 const SOON: u64 = 1_000_000;
 
 /// The service of a socket.
@@ -88,7 +88,8 @@ struct Turn {
 
 impl Server {
     /// Handles what has come, and runs the world. `None` in a child of `fork`.
-    fn turn(&mut self, core: &Core, wire: &Wire) -> Option<Turn> {
+    fn turn(&mut self, core: &Core, service: &Service) -> Option<Turn> {
+        let (wire, delivery) = (&service.wire, &service.delivery);
         let more = self.receiver.receive() | self.of_groups.receive(wire.groups());
         self.batches = if more { self.batches + 1 } else { 0 };
         // ACKs that are there count before timeouts, unless there is no end of them.
@@ -96,7 +97,7 @@ impl Server {
         // Their ICRCs are checked before others have to wait.
         let datagrams: Vec<_> =
             self.receiver.datagrams().chain(self.of_groups.datagrams(wire.groups())).collect();
-        let delivery = {
+        {
             let mut kernel = core.kernel().ok()?;
             let now = core.elapsed();
             let late = self.late_acks.end(&kernel, now);
@@ -106,12 +107,11 @@ impl Server {
             let lingers = kernel.run_holding(core.elapsed(), may_linger);
             self.late_acks.since = lingers.then(|| core.elapsed());
             core.arm(&kernel);
-            kernel.delivery.clone()
-        };
+        }
         // A program that wakes earlier finds the lock taken.
         delivery.release();
         let lingers = self.late_acks.since.map(|since| since + LINGER);
-        let due = lingers.into_iter().fold(due(core, &delivery), u64::min);
+        let due = lingers.into_iter().fold(due(core, delivery), u64::min);
         Some(Turn { more, found: !datagrams.is_empty(), due })
     }
 }
@@ -125,7 +125,7 @@ struct LateAcks {
 }
 
 impl LateAcks {
-    /// None waits any more. Returns whether some have waited in vain, and are to be sent.
+    /// None waits any more. Returns whether no answer has taken them along, so that they are to be sent.
     fn end(&mut self, kernel: &Kernel, now: u64) -> bool {
         let Some(since) = self.since.take() else { return false };
         let owed = kernel.owes_acks();
@@ -230,7 +230,7 @@ impl Service {
                     self.is_alarmed.store(false, Ordering::SeqCst);
                     self.wire.calm();
                 }
-                let turn = server.turn(core, &self.wire)?;
+                let turn = server.turn(core, self)?;
                 if std::mem::take(&mut takes_over) {
                     server.waits.ended(turn.found);
                 }
@@ -341,7 +341,7 @@ impl Service {
         let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
         let ready = |fds: &mut [PollFd<'_>]| poll_until(fds, Some(Instant::now()));
         if core.elapsed() > shift.server.left + SOON {
-            // What has come since then has waited for too long.
+            // Datagrams that have come since then have waited for too long.
             let at_once = Some(Duration::ZERO);
             if self.wire.wait(&[], false, at_once).is_ok_and(|readiness| readiness.socket) {
                 shift.server.waits.ended(true);
@@ -363,7 +363,7 @@ impl Service {
                 }
             }
             if alarm || socket || core.elapsed() >= due {
-                let Some(turn) = shift.server.turn(core, &self.wire) else {
+                let Some(turn) = shift.server.turn(core, self) else {
                     return Some(ready(fds));
                 };
                 due = turn.due;
@@ -379,12 +379,12 @@ impl Service {
     }
 }
 
-/// Whether to try something that pays only if the program does its part: not for a while after it was in vain.
+/// The choice whether to try something that pays only if the program does its part: not for a while after it did not.
 #[derive(Debug, Default)]
 struct Attempts {
     /// Times that it is not tried before the next attempt.
     skips: u32,
-    /// How many there are after the next attempt that is in vain.
+    /// How many there are after the next attempt that does not pay.
     penalty: u32,
 }
 
@@ -398,8 +398,8 @@ impl Attempts {
         may
     }
 
-    fn ended(&mut self, in_vain: bool) {
-        self.penalty = if in_vain { (2 * self.penalty).clamp(16, Attempts::MOST) } else { 0 };
+    fn ended(&mut self, has_failed: bool) {
+        self.penalty = if has_failed { (2 * self.penalty).clamp(16, Attempts::MOST) } else { 0 };
         self.skips = self.penalty;
     }
 }

@@ -112,7 +112,7 @@ pub(super) enum Refusal {
     System,
 }
 
-/// What an error of a train says of cutting; `None` for another error.
+/// The refusal that an error of a train stands for; `None` for another error.
 pub(super) fn refusal(why: Errno) -> Option<Refusal> {
     match why {
         Errno::IO | Errno::MSGSIZE => Some(Refusal::Way),
