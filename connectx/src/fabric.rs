@@ -273,16 +273,17 @@ impl Fabric {
         None
     }
 
-    /// Does the thing with `before` others in front: see [`Fabric::run_thing`]. Returns whether there is one that did
-    /// anything.
+    /// Does the thing with `before` others in front for one message: see [`Fabric::run_thing`]. Returns whether there is
+    /// one that did anything.
     pub fn run_ready(&mut self, before: usize) -> bool {
-        self.find_ready(before).is_some_and(|thing| self.run_thing(thing))
+        self.find_ready(before).is_some_and(|thing| self.run_thing(thing, 1))
     }
 
-    /// Does a thing that can be done now: fetches one WQE, sends packets of a queue pair up to the end of a request,
-    /// lets as many arrive, or lets one write of data end. Of responses, 32 packets leave or arrive at once. Returns
-    /// whether it did anything.
-    pub fn run_thing(&mut self, thing: ReadyThing) -> bool {
+    /// Does a thing that can be done now for at most so many messages: fetches WQEs of a queue, sends packets of a queue
+    /// pair up to the end of a request, lets packets of one arrive up to the end of a message. Or it lets one write of
+    /// data end. At most 32 packets leave or arrive at once, and so many of responses do. Returns whether it did
+    /// anything.
+    pub fn run_thing(&mut self, thing: ReadyThing, messages: usize) -> bool {
         let ReadyThing { function: number, ready } = thing;
         if number >= self.functions.len() {
             return false;
@@ -290,13 +291,13 @@ impl Fabric {
         self.budget = COST_PER_POLL;
         let worked = match ready {
             Ready::Queue(before) => {
-                let device = self.functions[number].device_mut();
-                device.ready_queues.take(before).is_some_and(|queue| self.serve(number, queue, 1))
+                let queue = self.functions[number].device_mut().ready_queues.take(before);
+                queue.is_some_and(|queue| self.serve(number, queue, messages))
             }
             Ready::Sender(before) => {
-                self.functions[number].device_mut().send_packets(before, Turn::Request)
+                self.functions[number].device_mut().send_packets(before, Turn::Requests(messages))
             }
-            Ready::Packet(before) => self.deliver_message(number, before),
+            Ready::Packet(before) => self.deliver_messages(number, before, messages),
             Ready::Write(before) => {
                 let device = self.functions[number].device();
                 let write = device.bus.take(before);
@@ -379,17 +380,18 @@ impl Fabric {
         worked
     }
 
-    /// Delivers packets of the queue pair that sent the packet with `before` others in front, up to the end of a
-    /// message. Returns whether there were any.
-    fn deliver_message(&mut self, number: usize, before: usize) -> bool {
+    /// Delivers packets of the queue pair that sent the packet with `before` others in front, up to the end of so many
+    /// messages. Returns whether there were any.
+    fn deliver_messages(&mut self, number: usize, before: usize, messages: usize) -> bool {
         let link = &mut self.functions[number].device_mut().link;
         let Some(queue) = link.queue(before) else { return false };
-        let mut packets = 0;
-        while packets < PACKETS_PER_TURN {
+        let (mut packets, mut ended) = (0, 0);
+        while packets < PACKETS_PER_TURN && ended < messages {
             let link = &mut self.functions[number].device_mut().link;
             let Some(flight) = link.take_of(queue) else { break };
             packets += flight.packets as usize;
-            if self.deliver(number, flight) || !self.charge() {
+            ended += usize::from(self.deliver(number, flight));
+            if !self.charge() {
                 break;
             }
         }

@@ -524,6 +524,32 @@ fn rnr_and_lost_messages_wait_in_virtual_time() {
 }
 
 #[test]
+fn a_thing_is_done_for_as_many_messages_as_the_caller_says() {
+    for messages in [1, 2] {
+        let mut host = Host::new(2);
+        let (mut a, b) = host.pair();
+        host.run();
+        a.pages.write(DATA, &[1; 8]);
+        for at in [8, 16, 24] {
+            let wqe = a.post_send(code::WRITE, &[b.remote(at), a.segment(0, 8)].concat());
+            host.ring(&a, &wqe[..8]);
+        }
+        assert!(!host.fabric.start_turn(host.now), "no timer is due");
+        let mut run = |before| {
+            let thing = host.fabric.find_ready(before).expect("there is something to do");
+            assert!(host.fabric.run_thing(thing, messages));
+            host.fabric.ready()
+        };
+        // WQEs are fetched, and the queue has a third one. Then the packets leave, and arrive.
+        assert_eq!(run(0), 2);
+        assert_eq!(run(1), 1 + messages);
+        run(1);
+        let written = [8, 16, 24].map(|at| b.data(at, 8) == [1; 8]);
+        assert_eq!(written, [true, messages == 2, false]);
+    }
+}
+
+#[test]
 fn the_caller_may_decide_which_queue_is_served() {
     for order in [[0, 1], [1, 0]] {
         let mut host = Host::new(2);
@@ -548,7 +574,7 @@ fn the_caller_may_decide_which_queue_is_served() {
             let fabric = &host.fabric;
             let mut things = ready.filter_map(|at| fabric.find_ready(at));
             let Some(next) = things.find(|thing| thing.function() == order[0]) else { break };
-            host.fabric.run_thing(next);
+            host.fabric.run_thing(next, 1);
         }
         assert_eq!(b.data(8, 8), if order[0] == 0 { [1; 8] } else { [0; 8] });
         host.run();

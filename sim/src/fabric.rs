@@ -374,7 +374,8 @@ impl Fabric {
         uverbs_host::install(self.system()).map_err(|_| self)
     }
 
-    /// Does up to eight things that are due, or everything in [`Mode::Trapped`]; returns whether there was any.
+    /// Does up to eight things that are due, each for up to 32 messages, or everything in [`Mode::Trapped`]; returns
+    /// whether there was any.
     pub fn step(&self) -> bool {
         self.world.step()
     }

@@ -260,6 +260,11 @@ impl Rates {
         shares.into_iter().find(|(_, share)| !(0.0..=1.0).contains(share))
     }
 
+    /// Whether messages of queue pairs may be lost or late.
+    pub(crate) fn decide_fates(&self) -> bool {
+        self.loss > 0.0 || self.delay > 0.0
+    }
+
     /// Decides about a message of a queue pair.
     pub(crate) fn fate(&self, decisions: &mut Decisions) -> MessageFate {
         if decisions.happens(self.loss) {

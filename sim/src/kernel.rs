@@ -1113,26 +1113,35 @@ impl Kernel {
     }
 
     /// Takes a step: does some things, how many and in which order the seed chooses, and passes messages of the
-    /// connection manager on. A thing is a WQE that is fetched, a message that leaves or arrives, or data that reaches
-    /// memory. Returns how many nanoseconds it took; `None` if there was nothing to do.
+    /// connection manager on. A thing is that WQEs are fetched, that messages leave or arrive, or that data reaches memory.
+    /// Returns how many nanoseconds it took; `None` if there was nothing to do.
     pub(crate) fn step(&mut self, now: u64) -> Option<u64> {
         /// The most nanoseconds that a step takes.
         const LONGEST_STEP: u64 = 2_000;
         /// The most things of a step. A message of a reliable connection has five: its ACK leaves and arrives, too.
         const MOST_THINGS: u64 = 8;
+        /// Each thing of a step is done for up to 1, 2, 4 … 32 messages, as many as this. A NIC does things for several
+        /// at once, and one at a time makes the most orders.
+        const POWERS_OF_TWO: u64 = 6;
         self.audit();
         let mut worked = self.switch.start_turn(now);
         let decisions = &mut self.decisions;
-        let (mut most, mut done) = (None, 0);
+        // A fate is decided for the first message of a thing.
+        let apart = self.rates.decide_fates();
+        let (mut most, mut messages, mut done) = (None, 1, 0);
         while most.is_none_or(|most| done < most) {
             let thing = self.switch.choose_ready(|ready| {
-                most.get_or_insert_with(|| 1 + decisions.below(MOST_THINGS));
+                most.get_or_insert_with(|| {
+                    let drawn = decisions.below(MOST_THINGS * POWERS_OF_TWO);
+                    messages = if apart { 1 } else { 1 << (drawn / MOST_THINGS) };
+                    1 + drawn % MOST_THINGS
+                });
                 if ready > 1 { decisions.below(ready as u64) as usize } else { 0 }
             });
             let Some(thing) = thing else { break };
             let faults = self.switch.function(thing.function()).device_mut().faults_mut();
             faults.decide_next(|| self.rates.fate(decisions));
-            self.switch.run_thing(thing);
+            self.switch.run_thing(thing, messages);
             // A queue that was ready and had nothing to do is not ready any more.
             (worked, done) = (true, done + 1);
         }

@@ -57,7 +57,7 @@ impl Host for DeviceHost<'_> {
     }
 
     fn send(&mut self, qpn: u32, to: &Path, packet: &[u8]) -> bool {
-        self.device.send_packet(qpn, to, packet, self.turn)
+        self.device.send_packet(qpn, to, packet, &mut self.turn)
     }
 
     fn read_local(

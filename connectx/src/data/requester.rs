@@ -201,7 +201,13 @@ impl Device {
     }
 
     /// Sends a packet; returns whether the queue pair may send more in its turn.
-    pub(crate) fn send_packet(&mut self, qpn: u32, to: &Path, packet: &[u8], turn: Turn) -> bool {
+    pub(crate) fn send_packet(
+        &mut self,
+        qpn: u32,
+        to: &Path,
+        packet: &[u8],
+        turn: &mut Turn,
+    ) -> bool {
         let Departing { in_place, request: owner } = std::mem::take(&mut self.departing);
         let Some(opcode) = packet.first().and_then(|byte| Opcode::from_byte(*byte)) else {
             return false;
@@ -230,7 +236,7 @@ impl Device {
             }
             self.rdma_sent.add_packets(&flight.path, flight.packets, flight.octets);
             let holds = delay.is_some() || request && self.link.holds(qpn);
-            if holds || !request && turn == Turn::Request {
+            if holds || !request && *turn != Turn::Packets {
                 flight.copy_payload(&self.memory);
             }
             if holds {
@@ -242,7 +248,7 @@ impl Device {
                 self.link.pass(qpn);
             }
         }
-        !(ends && turn == Turn::Request || self.objects.cost.ends_turn())
+        !(ends && turn.end_request() || self.objects.cost.ends_turn())
     }
 
     /// Leaves data of at most `packets` packets in place, `len` bytes each. Returns of how many.

@@ -34,8 +34,20 @@ impl Drop for CallBack<'_> {
 pub(crate) enum Turn {
     /// Many packets, which arrive in the same call of the fabric.
     Packets,
-    /// The packets of one request. The caller of the fabric chooses when they arrive.
-    Request,
+    /// The packets of so many requests. The caller of the fabric chooses when they arrive.
+    Requests(usize),
+}
+
+impl Turn {
+    /// The turn of a call that is none's turn to send: what it sends arrives when the caller of the fabric chooses.
+    const OF_INPUT: Turn = Turn::Requests(1);
+
+    /// Counts a request that was sent; returns whether the turn ends with it.
+    pub(crate) fn end_request(&mut self) -> bool {
+        let Turn::Requests(left) = self else { return false };
+        *left = left.saturating_sub(1);
+        *left == 0
+    }
 }
 
 impl Device {
@@ -44,7 +56,7 @@ impl Device {
         &mut self,
         call: impl FnOnce(&mut Endpoint<Path>, &mut DeviceHost<'_>) -> T,
     ) -> Option<T> {
-        self.transport_with(None, Turn::Request, call)
+        self.transport_with(None, Turn::OF_INPUT, call)
     }
 
     /// As [`Device::transport`], for a packet with a payload in place that arrives, or for a turn.
@@ -198,7 +210,7 @@ impl Device {
             self.bus.begin(qpn, packet.opcode.operation.position().begins());
         }
         let in_place = in_place.map(|payload| (payload, packet.packets));
-        let taken = self.transport_with(in_place, Turn::Request, |endpoint, host| {
+        let taken = self.transport_with(in_place, Turn::OF_INPUT, |endpoint, host| {
             endpoint.packet_for(now, host, qpn, path, packet)
         });
         taken.unwrap_or(Ok(()))
