@@ -1,5 +1,6 @@
 //! Completion queues whose requests are futures.
 
+use super::deferred::Deferred;
 use super::driver::{CqShared, Driver, DriverHandle, Readiness};
 use super::inflight::Inflight;
 use super::locking::Locking;
@@ -144,7 +145,7 @@ impl<S: Locking> AsyncCompletionQueue<S> {
         qp: QueuePair<S>,
         srq: &AsyncSharedReceiveQueue<S>,
     ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
-        // The tag of a receive names its future among those of one completion queue.
+        // The tag of a receive names its queue among those of one completion queue.
         if !srq.is_of(&self.driver) {
             let detail = "the shared receive queue is of another completion queue";
             return Err(Error::invalid(VERB, detail).with(qp));
@@ -166,21 +167,35 @@ impl<S: Locking> AsyncCompletionQueue<S> {
             );
             return Err(Error::invalid(VERB, detail).with(qp));
         }
-        let mut polled = match shared.polled(VERB) {
+        let mut deferred = Deferred::default();
+        let adopted = self.adopt_locked(qp, srq, &mut deferred);
+        deferred.run();
+        adopted
+    }
+
+    /// The part of [`adopt`](Self::adopt) under the lock: `deferred` is what is to be done without it.
+    fn adopt_locked(
+        &self,
+        qp: QueuePair<S>,
+        srq: Option<&AsyncSharedReceiveQueue<S>>,
+        deferred: &mut Deferred,
+    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
+        let mut polled = match self.driver.shared.polled(VERB) {
             Ok(polled) => polled,
             Err(error) => return Err(error.with(qp)),
         };
-        let (cq, queues) = match polled.running(VERB) {
+        let mut running = match polled.running(VERB) {
             Ok(running) => running,
             Err(error) => return Err(error.with(qp)),
         };
-        let qp = match srq.map(|srq| srq.owned(VERB)).transpose() {
-            Ok(None) => cq.adopt(qp)?,
-            Ok(Some(srq)) => cq.adopt_on(qp, &srq)?,
+        let srq = match srq.map(|srq| srq.owned(VERB)).transpose() {
+            Ok(srq) => srq,
             Err(error) => return Err(error.with(qp)),
         };
-        let inflight = Inflight::new(Some(&qp), qp.loans(), queues.waiting());
-        let key = queues.insert(inflight.clone());
+        let qp = running.take_over(deferred, |cq, poll| cq.take_over(qp, srq.as_deref(), poll))?;
+        drop(srq);
+        let inflight = Inflight::new(Some(&qp), qp.loans(), running.queues.waiting());
+        let key = running.queues.insert(inflight.clone());
         drop(polled);
         Ok(AsyncQueuePair::new(qp, inflight, key, self.driver.clone()))
     }
@@ -217,22 +232,35 @@ impl<S: Locking> AsyncCompletionQueue<S> {
         &self,
         srq: SharedReceiveQueue,
     ) -> std::result::Result<AsyncSharedReceiveQueue<S>, ErrorWith<SharedReceiveQueue>> {
+        let mut deferred = Deferred::default();
+        let adopted = self.adopt_srq_locked(srq, &mut deferred);
+        deferred.run();
+        adopted
+    }
+
+    /// As [`adopt_locked`](Self::adopt_locked).
+    fn adopt_srq_locked(
+        &self,
+        srq: SharedReceiveQueue,
+        deferred: &mut Deferred,
+    ) -> std::result::Result<AsyncSharedReceiveQueue<S>, ErrorWith<SharedReceiveQueue>> {
         const VERB: &str = "adopt_srq";
         let mut polled = match self.driver.shared.polled(VERB) {
             Ok(polled) => polled,
             Err(error) => return Err(error.with(srq)),
         };
-        let (cq, queues) = match polled.running(VERB) {
+        let mut running = match polled.running(VERB) {
             Ok(running) => running,
             Err(error) => return Err(error.with(srq)),
         };
         let srq = match srq.inner.is_xrc() {
-            true => cq.adopt_srq(srq)?,
+            true => running.take_over(deferred, |cq, poll| cq.take_over_srq(srq, poll))?,
             false => OwnedSharedReceiveQueue::new(srq)?,
         };
         let no_sends = Lender::new(0, 0).table().clone();
-        let inflight = Inflight::new(None, [no_sends, srq.loans().clone()], queues.waiting());
-        let key = queues.insert(inflight.clone());
+        let loans = [no_sends, srq.loans().clone()];
+        let inflight = Inflight::new(None, loans, running.queues.waiting());
+        let key = running.queues.insert(inflight.clone());
         drop(polled);
         Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }

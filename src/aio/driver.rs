@@ -283,18 +283,40 @@ impl<S: Locking, const WAITS: bool> Visit<OpTag> for Visitor<'_, S, WAITS> {
 
 impl<S: Locking> Polled<S> {
     /// The completion queue, and the table of queues whose futures fail when the driver ends; an error if it has.
-    pub(super) fn running(
-        &mut self,
-        verb: &'static str,
-    ) -> Result<(&mut OwnedCompletionQueue<OpTag>, &mut InflightTable<S>)> {
-        match &mut self.queues {
-            Some(queues) => Ok((&mut self.cq, queues)),
+    pub(super) fn running(&mut self, verb: &'static str) -> Result<Running<'_, S>> {
+        let Polled { cq, queues, over } = self;
+        match queues {
+            Some(queues) => Ok(Running { cq, queues, over }),
             None => {
                 Err(Error::new(verb, Errno::PIPE).detail("the completion queue's driver is gone"))
             }
         }
     }
 }
+
+/// [`Polled`] while the driver runs.
+pub(super) struct Running<'p, S: Locking> {
+    pub(super) cq: &'p mut OwnedCompletionQueue<OpTag>,
+    pub(super) queues: &'p mut InflightTable<S>,
+    over: &'p mut u64,
+}
+
+impl<S: Locking> Running<'_, S> {
+    /// Has `adopt` take a queue over. It polls the completion queue with its second argument: the futures of what that
+    /// finds are woken by `deferred`.
+    pub(super) fn take_over<Q>(
+        &mut self,
+        deferred: &mut Deferred,
+        adopt: impl FnOnce(&mut OwnedCompletionQueue<OpTag>, &mut PollAll<'_>) -> Q,
+    ) -> Q {
+        let Running { cq, queues, over } = self;
+        adopt(cq, &mut |cq| poll(cq, Some(&**queues), over, usize::MAX, deferred).map(drop))
+    }
+}
+
+/// Polls until there is nothing more.
+type PollAll<'p> =
+    dyn FnMut(&mut OwnedCompletionQueue<OpTag>) -> std::result::Result<(), PollError> + 'p;
 
 type PolledGuard<'l, S> = <<S as Locking>::Lock<Polled<S>> as AnyLock<Polled<S>>>::Guard<'l>;
 

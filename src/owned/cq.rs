@@ -216,7 +216,7 @@ impl<T> OwnedCompletionQueue<T> {
         &mut self,
         qp: QueuePair<S>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
-        self.take_over(qp, None)
+        self.take_over(qp, None, Self::poll_into_backlog)
     }
 
     /// As [`adopt`](Self::adopt), for a queue pair that takes its receives from `srq`. The queue needs room
@@ -231,7 +231,7 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: &OwnedSharedReceiveQueue<T>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
-        self.take_over(qp, Some(srq))
+        self.take_over(qp, Some(srq), Self::poll_into_backlog)
     }
 
     /// Takes over a shared receive queue of an [XRC domain](crate::XrcDomain), which was created with this queue.
@@ -267,11 +267,23 @@ impl<T> OwnedCompletionQueue<T> {
     where
         T: Send + 'static,
     {
+        self.take_over_srq(srq, Self::poll_into_backlog)
+    }
+
+    /// As [`adopt_srq`](Self::adopt_srq). `poll` polls until there is nothing more.
+    pub(crate) fn take_over_srq(
+        &mut self,
+        srq: SharedReceiveQueue,
+        poll: impl FnOnce(&mut Self) -> std::result::Result<(), PollError>,
+    ) -> std::result::Result<OwnedSharedReceiveQueue<T>, ErrorWith<SharedReceiveQueue>>
+    where
+        T: Send + 'static,
+    {
         const VERB: &str = "adopt_srq";
         if let Err(error) = srq.inner.file().check_fork(VERB) {
             return Err(error.with(srq));
         }
-        self.forget_closed();
+        self.forget_closed(poll);
         let Some((cq, member)) = srq.xrc() else {
             let detail = format!(
                 "{} is of no XRC domain, and has no completions of its own: \
@@ -295,13 +307,16 @@ impl<T> OwnedCompletionQueue<T> {
         })
     }
 
-    /// Takes closed queue pairs out of the map.
-    fn forget_closed(&mut self) {
+    /// Takes closed queue pairs out of the map. `poll` polls until there is nothing more.
+    fn forget_closed(
+        &mut self,
+        poll: impl FnOnce(&mut Self) -> std::result::Result<(), PollError>,
+    ) {
         self.give_back_forgotten();
         // Completions of closed queue pairs are in the queue until it is polled. A queue pair that is closed
         // after this line counts once more.
         let closed = self.qps.take_closed();
-        if !closed.is_empty() && self.poll_into_backlog().is_ok() {
+        if !closed.is_empty() && poll(self).is_ok() {
             self.qps.remove_closed(closed);
         }
     }
@@ -322,15 +337,17 @@ impl<T> OwnedCompletionQueue<T> {
         }
     }
 
-    fn take_over<S: Sharing>(
+    /// As [`adopt`](Self::adopt), or [`adopt_on`](Self::adopt_on). `poll` polls until there is nothing more.
+    pub(crate) fn take_over<S: Sharing>(
         &mut self,
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
+        poll: impl FnOnce(&mut Self) -> std::result::Result<(), PollError>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
         if let Err(error) = qp.qp.file().check_fork(VERB) {
             return Err(error.with(qp));
         }
-        self.forget_closed();
+        self.forget_closed(poll);
         let (number, domain, spare) = match self.check(&qp, srq) {
             Ok(fits) => fits,
             Err(error) => return Err(error.with(qp)),

@@ -131,6 +131,7 @@ for_each_kind! {
     a_shared_receive_queue_of_another_completion_queue_is_refused
     a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody
     a_queue_pair_that_is_dropped_ends_the_receives_that_it_took
+    adopting_leaves_the_requests_of_others_to_their_futures
     a_driver_ends_when_the_last_handle_is_dropped
     messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came
     an_inbox_says_why_its_receives_cannot_be_posted
@@ -673,6 +674,38 @@ fn a_queue_pair_that_is_dropped_ends_the_receives_that_it_took<S: Kind>() {
     assert!(matches!(Pin::new(&mut received).poll(&mut cx()), Poll::Ready(Ok(_))));
     drop((srq, received));
     assert_eq!(futures.cq.registered(), before - 1, "the driver keeps no queue alive");
+}
+
+/// The device wrote the completion, and the driver did not poll it yet: taking closed queue pairs out of the table, which
+/// is done for the next one, polls.
+fn adopting_leaves_the_requests_of_others_to_their_futures<S: Kind>() {
+    for adopts_srq in [false, true] {
+        let mut futures = Futures::<S>::of();
+        let adopt = |futures: &Futures<S>| {
+            let builder = futures.pd.qp_builder(&futures.cq, &futures.cq, QpType::RC);
+            futures.cq.adopt(builder.build().unwrap()).unwrap()
+        };
+        let gone = adopt(&futures);
+        let all = futures.pool.idle();
+        let mut sent = futures.qp.send(futures.pool.copy(b"hi").unwrap());
+        assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+        drop(gone);
+        let request = futures.bench.script.take(futures.qp.handle(), Role::Send).unwrap();
+        let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        let completion = ib_uverbs_wc { opcode: WcOpcode::SEND.0, ..wc(futures.qp.qpn().0, wr_id) };
+        assert!(futures.bench.script.complete(futures.handle, completion));
+        match adopts_srq {
+            true => drop(futures.srq()),
+            false => drop(adopt(&futures)),
+        }
+        assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+        let Poll::Ready(Ok(finished)) = Pin::new(&mut sent).poll(&mut cx()) else {
+            panic!("the request of another queue pair was lost")
+        };
+        assert_eq!(&finished.memory[..], b"hi");
+        drop(finished);
+        assert_eq!(futures.pool.idle(), all);
+    }
 }
 
 fn a_driver_ends_when_the_last_handle_is_dropped<S: Kind>() {
