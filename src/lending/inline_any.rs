@@ -1,6 +1,7 @@
 //! A value of any type in 32 bytes, without an allocation.
 
 use std::any::Any;
+use std::cell::UnsafeCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -11,12 +12,16 @@ struct Words([u64; 4]);
 
 /// As `Box<dyn Any + Send + Sync>`, with the value in place.
 pub(crate) struct InlineAny {
-    words: MaybeUninit<Words>,
+    /// The value may change behind a shared reference: it may have a `Cell` or an atomic.
+    words: UnsafeCell<MaybeUninit<Words>>,
     /// Turns the address of `words` into a pointer to the value.
     value: fn(*mut Words) -> *mut (dyn Any + Send + Sync),
     /// Send and Sync as the value is, and neither more nor less unwind safe than a box of it.
     _value: PhantomData<Box<dyn Any + Send + Sync>>,
 }
+
+// SAFETY: a shared reference gives a shared reference to the value and no more, and the value is `Sync`.
+unsafe impl Sync for InlineAny {}
 
 fn value_at<T: Any + Send + Sync>(words: *mut Words) -> *mut (dyn Any + Send + Sync) {
     words.cast::<T>()
@@ -39,12 +44,12 @@ impl InlineAny {
         let mut words = MaybeUninit::<Words>::uninit();
         // SAFETY: the room is large enough and aligned, as was checked when this was compiled.
         unsafe { words.as_mut_ptr().cast::<T>().write(value) };
-        InlineAny { words, value: value_at::<T>, _value: PhantomData }
+        InlineAny { words: UnsafeCell::new(words), value: value_at::<T>, _value: PhantomData }
     }
 
     /// The value, as far as its type is asked for.
     pub(crate) fn get(&self) -> &(dyn Any + Send + Sync) {
-        let value = (self.value)(self.words.as_ptr().cast_mut());
+        let value = (self.value)(self.words.get().cast());
         // SAFETY: `new` wrote a value of the type that `value` is made for, and nothing moved it out.
         unsafe { &*value }
     }
@@ -56,13 +61,13 @@ impl InlineAny {
         }
         let this = ManuallyDrop::new(self);
         // SAFETY: it is a `T`, and nobody looks at `this` again.
-        Ok(unsafe { this.words.as_ptr().cast::<T>().read() })
+        Ok(unsafe { this.words.get().cast::<T>().read() })
     }
 }
 
 impl Drop for InlineAny {
     fn drop(&mut self) {
-        let value = (self.value)(self.words.as_mut_ptr());
+        let value = (self.value)(self.words.get().cast());
         // SAFETY: `new` wrote the value, and nobody looks at it again.
         unsafe { value.drop_in_place() };
     }
@@ -78,6 +83,16 @@ impl fmt::Debug for InlineAny {
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Miri finds it if the compiler may take the value for one that does not change.
+    #[test]
+    fn a_value_changes_behind_a_shared_reference() {
+        let value = InlineAny::new(AtomicU64::new(1));
+        let count = || value.get().downcast_ref::<AtomicU64>().unwrap();
+        count().store(2, Ordering::Relaxed);
+        assert_eq!(count().load(Ordering::Relaxed), 2);
+    }
 
     #[test]
     fn a_value_comes_out_as_it_went_in_and_is_dropped_once() {
