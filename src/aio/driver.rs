@@ -531,6 +531,7 @@ mod tests {
     use super::*;
     use crate::sync::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
+    use crate::uverbs::scripted::Role;
     use crate::{QpType, QueuePair, SharedReceiveQueue};
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -569,6 +570,20 @@ mod tests {
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_can_drop_everything_while_a_thread_of_its_parent_holds_a_lock() {
         forked(|futures, qp, srq| drop((futures, qp, srq)));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_can_drop_a_queue_pair_while_a_thread_of_its_parent_holds_a_slot() {
+        let futures = Futures::new();
+        let mut sent = futures.qp.send(futures.pool.take().unwrap());
+        assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+        let request = futures.bench.script.take(futures.qp.handle(), Role::Send).unwrap();
+        let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        let inflight = futures.qp.queue().inflight.clone();
+        let hold = || inflight.loans_here(wr_id).map(|loans| loans.claim(wr_id));
+        let mut of_child = Some((futures, sent));
+        in_child_while_held(hold, || drop(of_child.take()));
     }
 
     #[test]

@@ -203,6 +203,11 @@ impl<T, S: Sharing> Deref for OwnedQueuePair<T, S> {
 
 impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
     fn drop(&mut self) {
+        // In a forked child nobody lets a slot go that another thread of the parent has held. What is lent there goes
+        // with the tables.
+        if self.qp.qp.file().check_fork("reset_qp").is_err() {
+            return;
+        }
         if self.qp.qp.revoke() {
             // First, because dropping the program's memory and tags may panic.
             self.adopted.close();
