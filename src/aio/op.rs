@@ -372,6 +372,8 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
             },
         };
         if posted.as_ref().is_err_and(PostFailure::is_full) {
+            // The tag's waker is dropped before the request may be posted: it may panic.
+            drop(std::mem::replace(&mut posted, Err(PostError::Full.into())));
             posted = queue.post_or_wait(request, memory, ticket, waker);
         }
         let (error, tag) = match posted {

@@ -22,6 +22,7 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 
 for_each_kind! {
     a_waker_that_panics_in_any_call_costs_no_request
+    a_waker_that_panics_in_any_call_costs_no_request_of_a_queue_full_of_ends
     a_waker_that_panics_in_any_call_costs_no_write_on_mlx5
     a_waker_that_panics_in_any_call_costs_no_message
     memory_that_panics_when_it_is_asked_is_lent_later
@@ -143,6 +144,31 @@ fn a_waker_that_panics_in_any_call_costs_no_request<S: Kind>() {
             }
         }
         assert!(ended.iter().all(|ended| *ended), "{ended:?}");
+        drop(ops);
+        assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, 64));
+    });
+}
+
+/// The ends of requests that nobody fetched have all slots when the next one is posted.
+fn a_waker_that_panics_in_any_call_costs_no_request_of_a_queue_full_of_ends<S: Kind>() {
+    each_call(|waker| {
+        let mut futures = Futures::<S>::of();
+        let room = futures.qp.caps().max_send_wr as usize;
+        let mut ops: Vec<_> =
+            (0..room).map(|_| futures.qp.send(futures.pool.take().unwrap())).collect();
+        for op in &mut ops {
+            assert!(poll(op, Waker::noop()).is_pending());
+            complete(&mut futures, Role::Send, wc(0, 0));
+        }
+        let mut op = futures.qp.send(futures.pool.take().unwrap());
+        for _ in 0..2 {
+            assert!(again(|| poll(&mut op, waker)).is_pending());
+        }
+        complete(&mut futures, Role::Send, wc(0, 0));
+        ops.push(op);
+        for op in &mut ops {
+            assert_eq!(again(|| poll(op, waker)), Poll::Ready(true));
+        }
         drop(ops);
         assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, 64));
     });
