@@ -320,14 +320,15 @@ impl<P: Clone> QueuePair<P> {
     }
 
     /// Flushes the receive of a message that is not complete. The ACK or NAK that the peer is owed is still sent: the
-    /// receives that it acknowledges are complete. Responses are not sent, so that the ACK is for the packets before
-    /// the first of them.
+    /// receives that it acknowledges are complete. Responses are not sent, so that an ACK names a send or a write in
+    /// front of the first of them.
     pub(crate) fn drop_message<H: Host<Path = P>>(&mut self, host: &mut H) {
         self.fail_receive(host, ib_wc_status::IB_WC_WR_FLUSH_ERR);
         let responder = &mut self.responder;
         responder.message = None;
         if let Some(kept) = responder.resources.iter().find(|kept| kept.pending.is_some()) {
-            responder.reply = Some((kept.first.before(), Syndrome::Ack));
+            let streamed = responder.streamed.filter(|psn| psn.is_before(kept.first));
+            responder.reply = streamed.map(|psn| (psn, Syndrome::Ack));
         }
         responder.resources.clear();
     }

@@ -800,6 +800,23 @@ fn move_to_error(network: &mut Network, side: usize) {
     network.endpoints[side].move_to(&mut network.devices[side], QPNS[side], State::Error);
 }
 
+/// rxe takes an ACK of an atomic or a read of one packet for its response, without data.
+#[test]
+fn an_ack_in_error_names_no_request_that_has_a_response() {
+    let mut network = rc();
+    network.devices[1].post_receive();
+    post(&mut network, 0, READ, 8);
+    deliver(&mut network, 0);
+    // Its response is lost.
+    assert_eq!(packets(&mut network, 1).len(), 1);
+    post(&mut network, 1, READ, 8);
+    post(&mut network, 2, SEND, 8);
+    deliver(&mut network, 0);
+    assert_eq!(network.devices[1].received.len(), 1);
+    move_to_error(&mut network, 1);
+    assert!(packets(&mut network, 1).is_empty());
+}
+
 #[test]
 fn an_ack_that_is_owed_is_sent_in_error() {
     let mut network = rc();
