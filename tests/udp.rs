@@ -411,6 +411,8 @@ const RC_WRITE_ONLY: u8 = 0x0a;
 const RC_SEND_ONLY: u8 = 0x04;
 const RC_ACK: u8 = 0x11;
 const UD_SEND_ONLY: u8 = 0x64;
+/// A read request of RC.
+const READ_REQUEST: u8 = 0x0c;
 
 #[test]
 fn each_kind_of_foreign_packet_is_dropped_and_counted() -> Result<()> {
@@ -608,6 +610,31 @@ fn a_hostile_peer_changes_no_memory_and_ends_its_connection_at_most() -> Result<
     b.qp.handshake(&endpoint_a, &handshake())?;
     exchange(&mut a, &mut b, 5000)?;
     exchange(&mut b, &mut a, 5000)
+}
+
+/// A peer may ask for more than leaves at once: calls of the program come in between.
+#[test]
+fn a_long_read_of_a_peer_leaves_time_for_calls() -> Result<()> {
+    const LONG: usize = 16 << 20;
+    let (a, b, at_a) = pair_from(QpType::RC, None)?;
+    let memory = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(LONG)?;
+    let Remote { addr, rkey: Rkey(key) } = memory.remote(0)?;
+    let range = [&addr.to_be_bytes()[..], &key.to_be_bytes(), &(LONG as u32).to_be_bytes()];
+    let peer = Stranger::at(SocketAddr::new(a.at.ip(), 0))?;
+    let before = b.counters().sent;
+    let read = packet(READ_REQUEST, 0xffff, b.qp.qpn().0, at_a.psn.0, &range.concat());
+    peer.send(&read, 0, b.at)?;
+    let packets = (LONG / 4096) as u64;
+    let (mut sent, mut calls) = (before, 0);
+    let end = Instant::now() + LIMIT;
+    while sent < before + packets {
+        assert!(Instant::now() < end, "{:?}", b.counters());
+        let now = b.counters().sent;
+        calls += u32::from(now > sent);
+        sent = now;
+    }
+    assert!(calls > 1, "all of the read was one call");
+    Ok(())
 }
 
 /// The head of a connection request: base version 1, class 7 (communication management), class version 2, method Send,

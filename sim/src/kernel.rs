@@ -345,6 +345,8 @@ pub(crate) struct Kernel {
     pub(crate) delivery: Arc<Delivery>,
     /// The socket to peers outside of the process.
     pub(crate) transmitter: Option<Transmitter>,
+    /// Whether the last run over UDP has left something to do.
+    is_unfinished: bool,
 }
 
 impl Kernel {
@@ -366,6 +368,7 @@ impl Kernel {
             pinned: Pinned::default(),
             delivery: Arc::default(),
             transmitter: None,
+            is_unfinished: false,
         }
     }
 
@@ -994,20 +997,27 @@ impl Kernel {
 
     /// The same; leaves the packets of the last turn to [`transmit`](Self::transmit) unless it `sends_last`.
     fn run_all(&mut self, now: u64, sends_last: bool) -> bool {
+        /// The most rounds of a device over UDP, which sends 64 packets in each. A peer may read 2 GiB with one packet:
+        /// datagrams, events and the program's calls do not wait for all of that.
+        const MOST_ROUNDS: u32 = 16;
         self.audit();
-        let mut worked = false;
+        let (mut worked, mut rounds) = (false, 0);
         loop {
             let progress = self.switch.run(now);
             if progress.more || sends_last {
                 self.transmit();
             }
             worked |= progress.worked;
+            rounds += u32::from(self.transmitter.is_some());
             // Else the thread goes on when the socket has room.
-            if progress.more && !(self.is_blocked() && self.switch.is_outside_crowded()) {
+            let goes_on = progress.more && !(self.is_blocked() && self.switch.is_outside_crowded());
+            if goes_on && rounds < MOST_ROUNDS {
                 continue;
             }
-            if !self.pass_on(now) {
-                return worked;
+            self.is_unfinished = goes_on;
+            let passed = self.pass_on(now);
+            if goes_on || !passed {
+                return worked | passed;
             }
             worked = true;
         }
@@ -1160,8 +1170,11 @@ impl Kernel {
         self.cm.command(file, user, bytes, now, Ports(&self.drivers))
     }
 
-    /// When the next timer is due, of a device or of the connection manager.
+    /// When the next timer is due, of a device or of the connection manager; 0 if there is more to do now.
     pub(crate) fn deadline(&self) -> Option<u64> {
+        if self.is_unfinished {
+            return Some(0);
+        }
         let late = self.drivers.iter().filter_map(Driver::deadline);
         self.switch.deadline().into_iter().chain(self.cm.deadline()).chain(late).min()
     }
