@@ -232,8 +232,12 @@ fn two_devices_connect_by_address_and_disconnect() -> Result<()> {
 #[test]
 fn a_device_with_an_ipv6_address_connects_to_itself() -> Result<()> {
     let at = SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), PORT);
-    let Ok(fabric) = Fabric::builder().udp(at).build() else { return Ok(()) };
-    let node = Node::on(fabric, at)?;
+    // A machine may have no IPv6.
+    if let Err(why) = std::net::UdpSocket::bind((at.ip(), 0)) {
+        writeln!(std::io::stderr(), "not judged: a device with an IPv6 address: {why}")?;
+        return Ok(());
+    }
+    let node = Node::on(Fabric::builder().udp(at).build()?, at)?;
     let listener = node.listen()?;
     // Packets of a device to itself stay in the process: the messages, too.
     let mut pair = pair(&node, &node, &listener)?;

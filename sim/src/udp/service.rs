@@ -229,15 +229,20 @@ impl Service {
                 if std::mem::take(&mut alarm) {
                     self.is_alarmed.store(false, Ordering::SeqCst);
                     self.wire.calm();
+                    // The alarm may have been that of the end.
+                    if core.is_over() {
+                        return None;
+                    }
                 }
                 let turn = server.turn(core, self)?;
                 if std::mem::take(&mut takes_over) {
                     server.waits.ended(turn.found);
                 }
+                server.left = core.elapsed();
                 Some(turn)
             });
             match turn {
-                Some(None) => return,
+                Some(None) => break,
                 // A caller that waits for the kernel's lock gets it, or a wait that begins or ends goes on.
                 Some(Some(Turn { more: true, .. })) | None => std::thread::yield_now(),
                 Some(Some(turn)) => {

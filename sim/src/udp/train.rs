@@ -105,18 +105,18 @@ impl Train {
 /// Where the system does not cut trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// On the way to an address: its MTU is smaller than the packets, its interface computes no checksums, or it is
-    /// encrypted.
+    /// On the way to an address: its MTU is smaller than the packets (`EMSGSIZE`, and before Linux 6.14 `EINVAL`), its
+    /// interface computes no checksums, or it is encrypted (`EIO`).
     Way,
-    /// Nowhere: the kernel is old.
+    /// Nowhere.
     System,
 }
 
 /// The refusal that an error of a train stands for; `None` for another error.
 pub(super) fn refusal(why: Errno) -> Option<Refusal> {
     match why {
-        Errno::IO | Errno::MSGSIZE => Some(Refusal::Way),
-        Errno::INVAL | Errno::NOPROTOOPT | Errno::OPNOTSUPP => Some(Refusal::System),
+        Errno::IO | Errno::MSGSIZE | Errno::INVAL => Some(Refusal::Way),
+        Errno::NOPROTOOPT | Errno::OPNOTSUPP => Some(Refusal::System),
         _ => None,
     }
 }
