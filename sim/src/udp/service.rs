@@ -56,6 +56,8 @@ pub(crate) struct Service {
     delivery: Arc<Delivery>,
     /// The thread of the world.
     thread: OnceLock<Thread>,
+    /// Whether it stands by.
+    stands_by: AtomicBool,
     /// Whether it sleeps until the wait ends.
     is_asleep: AtomicBool,
     /// Whether it has to look at once.
@@ -71,7 +73,7 @@ struct Server {
     late_acks: LateAcks,
     /// Whether waits may serve.
     waits: Attempts,
-    /// When the last one that served has ended.
+    /// When the last one that served has ended, or the device's thread has looked.
     left: u64,
 }
 
@@ -164,6 +166,8 @@ impl Drop for Shift<'_> {
             // Of several threads that wait, none serves the others well.
             self.server.waits.ended(true);
             service.wake();
+        } else {
+            self.server.waits.paid();
         }
         if service.is_asleep.swap(false, Ordering::SeqCst) {
             service.unpark();
@@ -189,6 +193,7 @@ impl Service {
             others: AtomicU32::new(0),
             delivery,
             thread: OnceLock::new(),
+            stands_by: AtomicBool::new(false),
             is_asleep: AtomicBool::new(false),
             is_alarmed: AtomicBool::new(false),
         }
@@ -264,10 +269,21 @@ impl Service {
         }
     }
 
-    /// Waits until the program's waits serve no more, or there is an alarm: `false`.
+    /// Waits until the program's waits serve no more, or there is an alarm or a wait that nobody serves: `false`.
     fn stand_by(&self, core: &Core) -> bool {
+        self.stands_by.store(true, Ordering::SeqCst);
+        let takes_over = self.look(core);
+        self.stands_by.store(false, Ordering::SeqCst);
+        takes_over
+    }
+
+    /// The looks of a thread that [stands by](Self::stand_by).
+    fn look(&self, core: &Core) -> bool {
         let (mut waits, mut looks) = (self.waits.load(Ordering::SeqCst), 0);
-        while !core.is_over() && !self.is_alarmed.swap(false, Ordering::SeqCst) {
+        while !core.is_over()
+            && !self.is_alarmed.swap(false, Ordering::SeqCst)
+            && self.others.load(Ordering::SeqCst) == 0
+        {
             std::thread::park_timeout(LOOK);
             let is_wait = self.is_wait.load(Ordering::SeqCst);
             let before = std::mem::replace(&mut waits, self.waits.load(Ordering::SeqCst));
@@ -326,7 +342,8 @@ impl Service {
         let served = self.shift(core).and_then(|shift| self.serve(core, shift, fds, deadline));
         served.unwrap_or_else(|| {
             self.others.fetch_add(1, Ordering::SeqCst);
-            if self.is_wait.load(Ordering::SeqCst) {
+            // Nobody serves this wait, or another wait had better not.
+            if self.is_wait.load(Ordering::SeqCst) || self.stands_by.load(Ordering::SeqCst) {
                 self.wake();
             }
             let answer = poll_until(fds, deadline);
@@ -389,12 +406,14 @@ impl Service {
 struct Attempts {
     /// Times that it is not tried before the next attempt.
     skips: u32,
-    /// How many there are after the next attempt that does not pay.
+    /// As many were skipped last, and less for each attempt that has paid since.
     penalty: u32,
 }
 
 impl Attempts {
-    /// The most times between two attempts.
+    /// The fewest and the most times between two attempts. A program that is late once, as any is on a busy machine,
+    /// skips few.
+    const LEAST: u32 = 4;
     const MOST: u32 = 1024;
 
     fn may(&mut self) -> bool {
@@ -404,8 +423,16 @@ impl Attempts {
     }
 
     fn ended(&mut self, has_failed: bool) {
-        self.penalty = if has_failed { (2 * self.penalty).clamp(16, Attempts::MOST) } else { 0 };
+        self.penalty = match has_failed {
+            true => (2 * self.penalty).clamp(Attempts::LEAST, Attempts::MOST),
+            false => 0,
+        };
         self.skips = self.penalty;
+    }
+
+    /// An attempt has paid so far: a later one that does not weighs less.
+    fn paid(&mut self) {
+        self.penalty -= self.penalty.div_ceil(16);
     }
 }
 
@@ -431,5 +458,21 @@ mod tests {
         while !attempts.may() {}
         attempts.ended(false);
         assert!(attempts.may());
+    }
+
+    #[test]
+    fn an_attempt_that_seldom_fails_is_made_nearly_always() {
+        let mut attempts = Attempts::default();
+        let tried = (0..10_000).filter(|time| {
+            let may = attempts.may();
+            if may {
+                match time % 100 {
+                    0 => attempts.ended(true),
+                    _ => attempts.paid(),
+                }
+            }
+            may
+        });
+        assert!(tried.count() > 9_500);
     }
 }
