@@ -143,12 +143,25 @@ enum Stage<R> {
     New(R),
     /// Not posted at once, with its ticket if it waits for room.
     Waiting(R, Option<Ticket>),
-    /// Posted, with the `wr_id` of its loan.
+    /// A send or a write that is posted, with the `wr_id` of its loan.
     Posted(u64),
+    /// Any other request that is posted, whose end [`Queue::take_sent`] would leave where it is.
+    PostedOther(u64),
     /// Not posted because of an error, which the next poll returns, with the memory if that is still there.
     Failed(OpErrorKind),
     /// The future has returned how the request ended.
     Over,
+}
+
+impl<R> Stage<R> {
+    /// The stage of a request that was posted.
+    fn posted(request: Kind<'_>, wr_id: u64) -> Stage<R> {
+        match request {
+            Kind::Transfer(Transfer::Send | Transfer::Write(_)) => Stage::Posted(wr_id),
+            Kind::Any(wr) if !wr.op.writes_here() => Stage::Posted(wr_id),
+            _ => Stage::PostedOther(wr_id),
+        }
+    }
 }
 
 /// A request that failed.
@@ -273,7 +286,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     /// The `wr_id` of a request that was posted.
     fn wr_id(&self) -> Option<u64> {
         match self.stage {
-            Stage::Posted(wr_id) => Some(wr_id),
+            Stage::Posted(wr_id) | Stage::PostedOther(wr_id) => Some(wr_id),
             _ => None,
         }
     }
@@ -290,29 +303,34 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
 
     #[inline(never)]
     fn start_send(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_transfer(SendWr::send(&[]), waker)
+        self.start_transfer(SendWr::send(&[]), Stage::Posted, waker)
     }
 
     #[inline(never)]
     fn start_write(&mut self, to: Remote, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_transfer(SendWr::write(to, &[]), waker)
+        self.start_transfer(SendWr::write(to, &[]), Stage::Posted, waker)
     }
 
     #[inline(never)]
     fn start_read(&mut self, from: Remote, waker: &Waker) -> Poll<OpResult<L>> {
-        self.start_transfer(SendWr::read(from, &[]), waker)
+        self.start_transfer(SendWr::read(from, &[]), Stage::PostedOther, waker)
     }
 
     /// Tries to post a [new](Stage::New) request as most are posted.
     #[inline(always)]
-    fn start_transfer(&mut self, wr: SendWr<'_>, waker: &Waker) -> Poll<OpResult<L>> {
+    fn start_transfer(
+        &mut self,
+        wr: SendWr<'_>,
+        posted: fn(u64) -> Stage<R>,
+        waker: &Waker,
+    ) -> Poll<OpResult<L>> {
         let Op { queue, memory, .. } = self;
         if memory.as_ref().is_some_and(L::must_be_asked) {
             return self.start_any(waker);
         }
         match queue.try_post(wr, memory, waker) {
             Tried::Posted(wr_id) => {
-                self.stage = Stage::Posted(wr_id);
+                self.stage = posted(wr_id);
                 Poll::Pending
             }
             Tried::Late(wr_id) => self.start_slowly(Some(PostFailure::Late(wr_id)), waker),
@@ -342,7 +360,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         let mut failed = None;
         match queue.post(request, memory, Turn::IfIdle, waker, &mut failed) {
             Some(wr_id) => {
-                self.stage = Stage::Posted(wr_id);
+                self.stage = Stage::posted(request, wr_id);
                 Poll::Pending
             }
             None => self.start_slowly(failed, waker),
@@ -378,8 +396,8 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
         }
         let (error, tag) = match posted {
             Ok(wr_id) | Err(PostFailure::Late(wr_id) | PostFailure::Lost(wr_id)) => {
-                let ticket = ticket.take();
-                *stage = Stage::Posted(wr_id);
+                let (ticket, next) = (ticket.take(), Stage::posted(request, wr_id));
+                *stage = next;
                 if matches!(posted, Err(PostFailure::Lost(_))) {
                     inflight.fail_all();
                 }
@@ -417,7 +435,7 @@ impl<L: Lend, S: Locking, R: Request> Op<L, S, R> {
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
         match self.stage {
-            Stage::Posted(wr_id) => self.poll_posted(wr_id, waker),
+            Stage::Posted(wr_id) | Stage::PostedOther(wr_id) => self.poll_posted(wr_id, waker),
             Stage::Waiting(..) => self.start_slowly(None, waker),
             _ => self.end_failed(),
         }
@@ -503,7 +521,9 @@ impl<L, S: Locking, R: Request> Op<L, S, R> {
             Stage::Waiting(request, ticket) => {
                 self.queue.inflight.leave(request.kind().side(), ticket.take());
             }
-            Stage::Posted(wr_id) => self.queue.inflight.abandon(*wr_id),
+            Stage::Posted(wr_id) | Stage::PostedOther(wr_id) => {
+                self.queue.inflight.abandon(*wr_id);
+            }
             Stage::New(_) | Stage::Failed(_) | Stage::Over => {}
         }
     }
@@ -512,7 +532,7 @@ impl<L, S: Locking, R: Request> Op<L, S, R> {
 impl<L, S: Locking, R: Request> Drop for Op<L, S, R> {
     #[inline]
     fn drop(&mut self) {
-        if matches!(self.stage, Stage::Waiting(..) | Stage::Posted(_)) {
+        if matches!(self.stage, Stage::Waiting(..) | Stage::Posted(_) | Stage::PostedOther(_)) {
             self.give_up();
         }
     }

@@ -132,8 +132,8 @@ const DEFECTS: &[Defect] = &[
         name: "a_dropped_future_does_not_abandon_its_request",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "Stage::Posted(wr_id) => self.queue.inflight.abandon(*wr_id),",
-            to: "Stage::Posted(_) => {}",
+            from: "self.queue.inflight.abandon(*wr_id);",
+            to: "let _ = wr_id;",
         },
     },
     Defect {
