@@ -420,6 +420,9 @@ pub(super) struct Inflight<S: Locking = Shared> {
     /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Weak, because
     /// the completion queue's table keeps this value alive, and must not keep the queue pair alive.
     qp: Option<WeakQpHandle>,
+    /// In place of the queue pair's receives in a model: see `model::Ring`.
+    #[cfg(all(test, loom))]
+    ring: model::Ring,
 }
 
 type StateGuard<'l, S> = <<S as Locking>::Lock<State> as AnyLock<State>>::Guard<'l>;
@@ -433,7 +436,17 @@ impl<S: Locking> Inflight<S> {
         let (state, flags) = (S::Lock::new(State::default()), AtomicU32::new(0));
         let (qpn, epoch) = (qp.map_or(Qpn(0), QpControl::qpn), Epoch::current_or_none());
         let qp = qp.map(|control| control.qp.downgrade());
-        Arc::new(Inflight { state, flags, loans, waiting, epoch, qpn, qp })
+        Arc::new(Inflight {
+            state,
+            flags,
+            loans,
+            waiting,
+            epoch,
+            qpn,
+            qp,
+            #[cfg(all(test, loom))]
+            ring: model::Ring::default(),
+        })
     }
 
     /// `None` in a forked child, which has no request in flight.
@@ -790,7 +803,10 @@ impl<S: Locking> Inflight<S> {
     }
 
     pub(super) fn flush(&self) -> crate::Result<()> {
-        flush(self.qp.as_ref())
+        let flushed = flush(self.qp.as_ref());
+        #[cfg(all(test, loom))]
+        self.ring.flush();
+        flushed
     }
 
     /// A request was posted. Returns whether nobody will complete it. A receive whose queue pair broke after it was

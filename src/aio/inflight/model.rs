@@ -3,7 +3,8 @@
 use super::queue::Queue;
 use super::*;
 use crate::lending::loan_table::SETTLES_ALONE;
-use loom::sync::Notify;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::{Mutex, Notify};
 use loom::thread;
 use std::task::Wake;
 
@@ -19,6 +20,29 @@ impl Wake for Task {
 fn task() -> (Arc<Task>, Waker) {
     let task = Arc::new(Task(Notify::new()));
     (task.clone(), Waker::from(task))
+}
+
+/// A ring of receives with room for one, which the device writes no completion for until it is flushed.
+#[derive(Debug, Default)]
+pub(super) struct Ring(AtomicU32);
+
+impl Ring {
+    const POSTED: u32 = 1;
+    const FLUSHED: u32 = 2;
+
+    fn post(&self) {
+        self.0.store(Ring::POSTED, Ordering::Relaxed);
+    }
+
+    /// Flushes a receive that is there, as rxe does when the queue pair is moved to ERR.
+    pub(super) fn flush(&self) {
+        let _ = self.0.compare_exchange(
+            Ring::POSTED,
+            Ring::FLUSHED,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
 }
 
 fn complete(inflight: &Inflight, wr_id: u64) {
@@ -147,6 +171,91 @@ fn a_request_that_is_posted_while_the_driver_ends_is_lost() {
         });
         driver.join().unwrap();
         future.join().unwrap();
+    });
+}
+
+/// A receive is posted while the program aborts: it is flushed by the one, or by the other.
+#[test]
+fn a_receive_that_is_posted_while_the_program_aborts_is_flushed() {
+    loom::model(|| {
+        let inflight = Queue::new(1).inflight;
+        let [a, b] = [inflight.clone(), inflight.clone()];
+        let poster = move || {
+            b.ring.post();
+            b.is_late(Side::Recv);
+        };
+        at_once(move || a.abort().unwrap(), poster);
+        assert_eq!(inflight.ring.0.load(Ordering::Relaxed), Ring::FLUSHED);
+    });
+}
+
+/// A task that posts its next request in its waker.
+struct Posts(Mutex<Queue>);
+
+impl Wake for Posts {
+    fn wake(self: Arc<Self>) {
+        let mut queue = self.0.lock().unwrap();
+        queue.inflight.move_ends(Side::Send);
+        assert!(queue.post(Waker::noop()).is_some());
+    }
+}
+
+/// The waker posts while the future is polled, to whose request the slot has belonged.
+#[test]
+fn a_waker_that_posts_finds_room() {
+    loom::model(|| {
+        let posts = Arc::new(Posts(Mutex::new(Queue::new(1))));
+        let waker = Waker::from(posts.clone());
+        let (a, wr_id) = {
+            let mut queue = posts.0.lock().unwrap();
+            (queue.inflight.clone(), queue.post(&waker).unwrap())
+        };
+        let b = a.clone();
+        drop((waker, posts));
+        let future = move || drop(b.progress(wr_id, Waker::noop()));
+        at_once(move || complete(&a, wr_id), future);
+    });
+}
+
+/// A task that drops the future of another request in its waker.
+struct Abandons(Arc<Inflight>, u64);
+
+impl Wake for Abandons {
+    fn wake(self: Arc<Self>) {
+        self.0.abandon(self.1);
+    }
+}
+
+/// A request is over in one thread and its future is dropped by the waker of another one: a driver and the end of a queue
+/// pair poll in two threads.
+#[test]
+fn a_waker_that_abandons_a_request_leaves_its_slot_free() {
+    loom::model(|| {
+        let mut queue = Queue::new(2);
+        let abandoned = queue.post(Waker::noop()).unwrap();
+        let abandons = Abandons(queue.inflight.clone(), abandoned);
+        let wr_id = queue.post(&Waker::from(Arc::new(abandons))).unwrap();
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        at_once(move || complete(&a, wr_id), move || complete(&b, abandoned));
+        queue.inflight.abandon(wr_id);
+        assert!((0..2).all(|_| queue.post(Waker::noop()).is_some()));
+    });
+}
+
+/// The driver ends while a task begins to watch a request of a list.
+#[test]
+fn a_list_that_is_polled_while_the_driver_ends_is_woken() {
+    loom::model(|| {
+        let mut queue = Queue::new(1);
+        let wr_id = queue.post_settling_alone().unwrap();
+        let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
+        let list = move || {
+            let (task, waker) = task();
+            while b.watch(wr_id, &waker) {
+                task.0.wait();
+            }
+        };
+        at_once(move || a.fail_all(), list);
     });
 }
 

@@ -80,6 +80,21 @@ fn a_loan_that_settles_alone_stays_in_its_slot_until_somebody_comes() {
     assert_eq!(table.take(completed), Some(5));
 }
 
+/// The driver finds the request over while its future changes the waker.
+#[test]
+fn a_loan_that_is_held_comes_back_when_it_is_let_go() {
+    let mut lender = Lender::new(1, 0);
+    let wr_id = lender.lend(7).unwrap();
+    let table = lender.table().clone();
+    let Claim::Lent(held) = table.claim(wr_id) else { panic!("it is over") };
+    std::thread::scope(|scope| {
+        let driver = scope.spawn(|| table.take(wr_id));
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        drop(held);
+        assert_eq!(driver.join().unwrap(), Some(7));
+    });
+}
+
 #[test]
 fn a_run_of_wr_ids_grows_shrinks_and_splits() {
     let at = |n: u64| (n << FLAG_BITS).wrapping_sub(3 << FLAG_BITS);
