@@ -73,7 +73,7 @@
 //! use uverbs::owned::{OwnedCompletionQueue, OwnedQueuePair};
 //! use uverbs::{Notify, QpType, QueuePair};
 //!
-//! /// What the thread that polls does for others.
+//! /// A task for the thread that polls, from another one.
 //! enum Job {
 //!     Adopt(QueuePair, mpsc::Sender<OwnedQueuePair<u64>>),
 //!     Close(OwnedQueuePair<u64>),

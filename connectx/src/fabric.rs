@@ -61,7 +61,7 @@ impl ReadyThing {
     }
 }
 
-/// What can be done of a function, by the number of others of this type in front.
+/// A thing that a function can do, by the number of others of this type in front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ready {
     /// A queue has WQEs to fetch or to flush.

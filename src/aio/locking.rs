@@ -1,4 +1,4 @@
-//! Which threads use the futures of a completion queue, and what that takes.
+//! The threads that use the futures of a completion queue, and the locks that they need.
 
 use crate::owned::OwnedSendBatch;
 use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
@@ -7,9 +7,8 @@ use crate::td::ThreadDomain;
 use crate::wr::RingError;
 use std::sync::Arc;
 
-/// Which threads use the futures of a completion queue: any, if it is [`Shared`], and each step of a request
-/// takes a mutex; the one of its thread domain, if it is [`Exclusive`], and no step takes any. Implemented by
-/// these two.
+/// The threads that use the futures of a completion queue: any, if it is [`Shared`], and each post takes a mutex;
+/// the one of its thread domain, if it is [`Exclusive`], and nothing takes any. Implemented by these two.
 pub trait Locking: Sharing + Sized {
     #[doc(hidden)]
     type Lock<T>: AnyLock<T>;

@@ -346,8 +346,8 @@ impl<P> Drop for HeldLoan<'_, P> {
     }
 }
 
-/// Lets the thread go on that has a slot; `tries` counts the calls. The caller has no lock: the thread that has taken a
-/// slot may wait for it.
+/// Lets the thread go on that has a slot; `tries` counts the calls. A caller that waits for a slot in `TAKEN` has no lock:
+/// the driver, which has taken it, may wait for that. A thread that holds a slot waits for none.
 #[cold]
 pub(crate) fn wait(tries: u32) {
     // The other one is about ten instructions from its end, unless it was preempted.

@@ -23,7 +23,7 @@ pub(crate) struct PoolRegion {
     region: MemoryRegion<u8, SlabPages>,
 }
 
-/// What each request needs of its buffer's pool.
+/// The parts of a pool that each request on one of its buffers needs.
 #[derive(Clone, Copy)]
 pub(crate) struct PoolKey {
     lkey: Lkey,
@@ -351,7 +351,7 @@ impl Buffer {
         SharedBuffer { whole: whole.share(), offset, length }
     }
 
-    /// What a peer needs to read the buffer, if the pool was built with
+    /// The address and the key with which a peer reads the buffer, if the pool was built with
     /// [`remote_read`](BufferPoolBuilder::remote_read).
     pub fn remote(&self) -> Remote {
         let addr = self.whole.address() + u64::from(self.offset);

@@ -79,7 +79,7 @@ impl<'c, T> VisitedCompletion<'c, T> {
         VisitedCompletion { loan, status, opcode, end: CompletionSource::Copied(outcome) }
     }
 
-    /// What the request was pushed with.
+    /// The tag that the request was pushed with.
     #[inline(always)]
     pub fn tag(&self) -> Option<&T> {
         match self.loan.get().get() {
@@ -109,7 +109,7 @@ impl<'c, T> VisitedCompletion<'c, T> {
         self.status() == WcStatus::SUCCESS
     }
 
-    /// What kind of request it was; undefined unless it succeeded.
+    /// The kind of the request; undefined unless it succeeded.
     #[inline(always)]
     pub fn opcode(&self) -> WcOpcode {
         self.opcode
@@ -212,7 +212,7 @@ pub struct Outcome {
     /// How the request ended. Unless this is [`WcStatus::SUCCESS`], only `qpn` and [`vendor_err`](Self::vendor_err) are
     /// defined beside it.
     pub status: WcStatus,
-    /// What kind of request it was.
+    /// The kind of the request.
     pub opcode: WcOpcode,
     /// Bytes received, or returned by a read or atomic; see [`Completion::byte_len`].
     pub byte_len: u32,

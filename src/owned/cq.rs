@@ -41,7 +41,7 @@ pub struct OwnedCompletionQueue<T> {
     pub(super) backlog: Backlog<T>,
 }
 
-/// What completions led to before a poll could give it back.
+/// Requests that are over, for the next poll to give back.
 pub(super) struct Backlog<T> {
     /// Found by a scope, or by a reset.
     done: VecDeque<Finished<Memory, T>>,
@@ -603,7 +603,7 @@ fn poll_in_place<T>(
     visit: &mut impl Visit<T>,
 ) -> std::result::Result<usize, usize> {
     let missing = qps.missing();
-    // What may be visited in later rounds. In each, `left` entries are consumed before they are given back.
+    // Completions that may be visited in later rounds. In each, `left` entries are consumed before they are given back.
     let mut rest = most;
     while rest > 0 && spare > 0 {
         let mut left = (spare as usize).min(rest);
@@ -704,7 +704,7 @@ impl<T> OwnedCompletions<'_, T> {
         Some(Finished { memory, tag, outcome })
     }
 
-    /// What a completion gives back whose `wr_id` is not common.
+    /// The loan of a completion whose `wr_id` is not common.
     #[cold]
     fn sort(&mut self, name: (u32, u64), outcome: Outcome) -> Option<Finished<Memory, T>> {
         match self.backlog.sort(self.qps, name, outcome) {

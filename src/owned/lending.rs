@@ -1,4 +1,4 @@
-//! What can be lent to a request, and the lender of each queue.
+//! Memory that can be lent to a request, and the lender of each queue.
 
 use super::buffer::{Buffer, BufferRange, PoolBuffer, SharedBuffer};
 use super::program_buffer::ProgramBuffer;
@@ -16,12 +16,12 @@ use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// What a request worked on, as its completion gives it back.
+/// The memory of a request, as its completion gives it back.
 ///
 /// ```no_run
 /// use uverbs::owned::{Memory, RegisteredBuffer};
 ///
-/// /// What a program does with memory that is the device's no more.
+/// /// Takes memory that is the device's no more.
 /// fn back<B: RegisteredBuffer>(memory: Memory, free: &mut Vec<B>) {
 ///     match memory.into_program::<B>() {
 ///         Ok(own) => free.push(own),
@@ -138,7 +138,7 @@ mod sealed {
 
     /// Memory that a request can name.
     pub trait HasSge {
-        /// What the request names; `None` if it names no memory.
+        /// The scatter/gather element of the request; `None` if it names no memory.
         fn region_sge(&self) -> Option<RegionSge>;
 
         /// Clears the bytes that a global route header goes to. A device may write them in part or not at
@@ -403,7 +403,7 @@ impl<T> QueueLender<T> {
     }
 }
 
-/// What a batch that was not rung lends. Dropping it takes everything back.
+/// The loans of a batch that was not rung. Dropping it takes them back.
 #[derive(Debug)]
 pub(super) struct BatchLender<'q, T> {
     pub(super) loans: LoanBatch<'q, Lent<T>>,

@@ -120,7 +120,7 @@ pub struct ProgramBuffer {
     methods: Methods,
 }
 
-/// What the library asks a [`RegisteredBuffer`].
+/// The questions of the library to a [`RegisteredBuffer`].
 type Methods = fn(&(dyn Any + Send + Sync)) -> Option<(RegionSge, bool)>;
 
 fn methods<B: RegisteredBuffer>(value: &(dyn Any + Send + Sync)) -> Option<(RegionSge, bool)> {

@@ -559,7 +559,7 @@ fn check<T, L: Lend>(
     Ok(())
 }
 
-/// What a request of this kind completes as.
+/// The opcode of the completion of such a request.
 fn opcode(op: &SendOp<'_>) -> WcOpcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::Packet(_) => {

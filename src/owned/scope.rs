@@ -35,7 +35,7 @@ const FLUSH_TIMEOUT: Duration =
 /// Posts requests on borrowed memory; see [`OwnedQueuePair::scope`].
 ///
 /// `'s` is the time of the scope. The caller cannot name it, so nothing with this lifetime leaves the body.
-/// What requests borrow lives for `'env`, which is longer.
+/// Memory that requests borrow lives for `'env`, which is longer.
 ///
 /// Memory of the program's own is registered for the time of the scope:
 ///
@@ -144,7 +144,7 @@ pub enum ScopeError<R> {
     ForeignQueue,
     /// Requests did not complete in time, and were cancelled.
     Cancelled {
-        /// What the scope's body returned.
+        /// The value that the scope's body returned.
         value: R,
         /// How they were cancelled.
         ending: Ending,
