@@ -170,6 +170,16 @@ impl DevxObject {
     /// not borrow it while the device may write it. `keeps` holds the import alone; firmware refuses to deregister a
     /// umem while an object is in it, so that the kernel keeps the pages that long.
     ///
+    /// A queue whose completions go to a completion queue of this library has the `user_index` 0 or 0xffffff, in the
+    /// context of a QP, RQ, SQ or XRC SRQ alike: the library gives these two to none of its queues. A completion
+    /// with another index reads as one of the library's queue that has it, and gives back memory which the device may
+    /// still write.
+    ///
+    /// A store to a register page posts requests of any queue that names the page, as BlueFlame carries the WQE itself.
+    /// For as long as a [page](crate::mlx5::DoorbellPage) of the UAR or VAR which the command names is mapped, nobody rings
+    /// it, here or in a process that shares the file, but for requests whose memory is registered. Its methods are safe:
+    /// the caller gives it to no code that does not know this.
+    ///
     /// # Errors
     ///
     /// As [`general_command`](super::general_command); `EINVAL` for an opcode that creates nothing, and for an entry of
@@ -404,7 +414,9 @@ pub(super) fn check_query(verb: &'static str, input: &[u8]) -> Result<()> {
 /// The command names memory, keys and objects by number. The umems that it names outlive the object. As far as it lets
 /// the device access memory by key, or begin with requests that were posted, the memory stays registered as long as the
 /// object, and is not borrowed while the device may write it. A queue of the verbs whose rings this library drives is
-/// not reset.
+/// not reset, keeps its `user_index`, and completes to the queues that it was created with. Another queue that completes
+/// to a completion queue of this library has the `user_index` 0 or 0xffffff, and its register page is rung as
+/// [`DevxObject::create`] says.
 ///
 /// # Errors
 ///
