@@ -98,10 +98,12 @@ impl<S: Sharing> ParentDomain<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while an object made from it lives; the domain comes back with the error.
+    /// `EBUSY` while an object made from it lives, or an [object of DEVX](crate::mlx5::devx::DevxObject)
+    /// keeps it; the domain comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
-        const HELD: &str = "an object made from the parent domain is still alive";
+        const HELD: &str = "an object made from the parent domain, or an object of DEVX that keeps it, is \
+                            still alive";
         const VERB: &str = "dealloc_parent_domain";
         crate::object::destroy_sole(self.0.inner, VERB, HELD, |inner| inner.file().check_fork(VERB))
             .map_err(|failed| failed.map(|inner| ParentDomain(ProtectionDomain::of(inner))))

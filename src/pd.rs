@@ -145,10 +145,12 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while anything made from it lives. The domain comes back with the error.
+    /// `EBUSY` while anything made from it lives, or an [object of DEVX](crate::mlx5::devx::DevxObject)
+    /// keeps it. The domain comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
-        const HELD: &str = "something made from the protection domain is still alive";
+        const HELD: &str = "something made from the protection domain, or an object of DEVX that keeps it, is \
+                            still alive";
         let restore = |inner| ProtectionDomain { inner, sharing: PhantomData };
         const PARENT: &str = "a parent domain of the protection domain is still alive";
         destroy_sole(self.inner, "dealloc_pd", HELD, |inner| {

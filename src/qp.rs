@@ -379,13 +379,14 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while another object keeps it alive: a multicast membership, a flow rule, or a
-    /// [memory window](crate::MemoryWindow#what-a-window-holds); it comes back with the error.
+    /// `EBUSY` while another object keeps it alive: a multicast membership, a flow rule, a
+    /// [memory window](crate::MemoryWindow#what-a-window-holds), or an
+    /// [object of DEVX](crate::mlx5::devx::DevxObject); it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a multicast membership, a memory window of type 2 that was to be bound \
-                            through it, or a flow rule still holds the queue pair: destroy that, or \
-                            reallocate the window";
+                            through it, a flow rule, or an object of DEVX still holds the queue pair: \
+                            destroy that, or reallocate the window";
         let QueuePair { send, recv, control } = self;
         // The queues dropped their handles, so `control` has the last one.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));

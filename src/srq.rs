@@ -480,10 +480,11 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a queue pair uses it; the queue comes back with the error.
+    /// `EBUSY` while a queue pair uses it, or an [object of DEVX](crate::mlx5::devx::DevxObject) keeps it; the queue comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
-        const HELD: &str = "a queue pair still takes receives from the shared receive queue";
+        const HELD: &str = "a queue pair still takes receives from the shared receive queue, or an object of \
+                            DEVX keeps it: destroy that first";
         let SharedReceiveQueue { inner, ring, gate, max_wr, max_sge } = self;
         destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|failed| {
             failed.map(|inner| SharedReceiveQueue { inner, ring, gate, max_wr, max_sge })

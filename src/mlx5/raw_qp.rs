@@ -1,5 +1,7 @@
 //! A queue pair that foreign code drives. Pairs with `mlx5dv_init_obj` for `MLX5DV_OBJ_QP`.
 
+use super::devx::{DevxRef, kept};
+use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorWith};
 use crate::memory::queue_layout::{QpIndices, QpLayout};
@@ -8,6 +10,8 @@ use crate::provider::mlx5::rq::Mlx5Rq;
 use crate::qp::{QpControl, QueuePair};
 use crate::wr::RingError;
 use rustix::io::Errno;
+use std::any::Any;
+use std::sync::Arc;
 
 /// A queue pair whose queues are driven by other code than this library: a GPU, an engine, a thread that writes WQEs
 /// itself.
@@ -181,6 +185,18 @@ impl<S: Sharing> RawQueuePair<S> {
     pub fn destroy(self) -> Result<(), ErrorWith<RawQueuePair<S>>> {
         let RawQueuePair { qp, layout } = self;
         qp.destroy().map_err(|failed| failed.map(|qp| RawQueuePair { qp, layout }))
+    }
+}
+
+impl<S: Sharing> DevxRef for RawQueuePair<S> {}
+
+impl<S: Sharing> kept::Sealed for RawQueuePair<S> {
+    fn context(&self) -> Context {
+        self.control().context()
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.control().keep()
     }
 }
 

@@ -1,10 +1,13 @@
 //! A shared receive queue that foreign code fills. Pairs with `mlx5dv_init_obj` for `MLX5DV_OBJ_SRQ`.
 
+use super::devx::{DevxRef, kept};
 use super::raw_qp::foreign;
+use crate::context::Context;
 use crate::error::{Error, ErrorWith};
 use crate::memory::queue_layout::SrqLayout;
 use crate::srq::{SharedReceiveQueue, SrqInner, SrqRef, sealed};
 use rustix::io::Errno;
+use std::any::Any;
 use std::sync::Arc;
 
 /// A shared receive queue that other code than this library fills.
@@ -44,9 +47,13 @@ impl RawSharedReceiveQueue {
             return Err(error.with(srq));
         }
         let Some(ring) = srq.mlx5_mut() else { return Err(foreign(VERB).with(srq)) };
-        if !ring.is_idle() {
-            let error = Error::new(VERB, Errno::BUSY);
-            return Err(error.detail("receives are posted and have not completed").with(srq));
+        let posted = ring.outstanding();
+        if posted != 0 {
+            let detail = format!(
+                "{posted} receives are posted, and none of their completions was polled: poll those, or create a queue, \
+                 as no reset takes receives back"
+            );
+            return Err(Error::new(VERB, Errno::BUSY).detail(detail).with(srq));
         }
         let layout = ring.layout();
         ring.resume(layout.head, layout.posted);
@@ -117,6 +124,17 @@ impl RawSharedReceiveQueue {
 }
 
 impl SrqRef for RawSharedReceiveQueue {}
+impl DevxRef for RawSharedReceiveQueue {}
+
+impl kept::Sealed for RawSharedReceiveQueue {
+    fn context(&self) -> Context {
+        kept::Sealed::context(&self.srq)
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.srq.keep()
+    }
+}
 
 impl sealed::Sealed for RawSharedReceiveQueue {
     fn inner(&self) -> &Arc<SrqInner> {

@@ -186,7 +186,8 @@ impl AnyMemoryRegion {
     /// # Errors
     ///
     /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region: destroy
-    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Other errors are the kernel's. The
+    /// or [reallocate](crate::MemoryWindow::reallocate) the window first; and while an
+    /// [object of DEVX](crate::mlx5::devx::DevxObject) keeps it. Other errors are the kernel's. The
     /// region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {

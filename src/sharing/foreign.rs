@@ -76,6 +76,8 @@ fn class(kind: ObjectKind) -> Option<Class> {
         ObjectKind::XRCD => Class::XRCD,
         ObjectKind::MLX5_UAR => Class::UAR,
         ObjectKind::MLX5_VAR => Class::VAR,
+        ObjectKind::MLX5_DEVX_OBJ => Class::DEVX_OBJECT,
+        ObjectKind::MLX5_DEVX_UMEM => Class::DEVX_UMEM,
         _ => return None,
     })
 }
@@ -192,7 +194,12 @@ impl ForeignObject {
         let mut object = Object::imported(self.file.clone(), self.class, self.handle, ());
         match object.destroy_existing() {
             Ok(()) => Ok(()),
-            Err(error) => Err(error.with(self)),
+            Err(error) => {
+                let error = error.context(|| {
+                    format!("{} {}: destroy what depends on it first", self.kind, self.handle)
+                });
+                Err(error.with(self))
+            }
         }
     }
 

@@ -77,7 +77,8 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region, and as
+    /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region, or an
+    /// [object of DEVX](crate::mlx5::devx::DevxObject) keeps it, and as
     /// [`export`](Self::export); the region comes back with the error.
     pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
         let envelope = match self.export() {

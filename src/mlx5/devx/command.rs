@@ -260,6 +260,8 @@ pub fn query_eqn(context: &Context, vector: u32) -> Result<u32> {
     command
         .u32(MLX5_IB_ATTR_DEVX_QUERY_EQN_USER_VEC, vector)
         .output(MLX5_IB_ATTR_DEVX_QUERY_EQN_DEV_EQN, &mut eqn);
-    file.execute(VERB, &mut command)?;
+    file.execute(VERB, &mut command).map_err(|error| {
+        error.context(|| format!("{} tells no event queue of vector {vector}", file.device.name()))
+    })?;
     Ok(eqn)
 }

@@ -106,7 +106,10 @@ impl DevxEvents {
             DevxEventData::Omitted => flags::MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA,
         };
         let fd = create_devx_event_file(&*file.kernel, omits.bits());
-        let fd = fd.map_err(|errno| Error::from_kernel(VERB, errno))?;
+        let fd = fd.map_err(|errno| {
+            let name = file.device.name();
+            Error::from_kernel(VERB, errno).context(|| format!("no file of events of {name}"))
+        })?;
         set_nonblocking(fd.as_fd(), true).map_err(|errno| Error::new(VERB, errno))?;
         Ok(DevxEvents { file, fd, data })
     }

@@ -11,6 +11,7 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::QpControl;
 use crate::srq::SharedReceiveQueue;
+use rustix::io::Errno;
 use std::any::Any;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::devx as uapi;
@@ -75,13 +76,16 @@ pub(crate) struct Facts {
 }
 
 /// An object that a command names, and that the object which it creates keeps: a [`Umem`](super::Umem), a
-/// [`DevxObject`], a UAR or VAR, or an object of the verbs.
+/// [`DevxObject`], a UAR or VAR, or an object of the verbs: a domain, region or queue, also one that foreign code drives. A
+/// queue pair that is dropped before the object goes to state [`RESET`](crate::QpState::RESET) until then.
 pub trait DevxRef: kept::Sealed {}
 
 impl DevxRef for DevxObject {}
 impl DevxRef for Uar {}
 impl DevxRef for Var {}
 impl DevxRef for CqControl {}
+impl DevxRef for QpControl {}
+impl DevxRef for SharedReceiveQueue {}
 impl DevxRef for AnyMemoryRegion {}
 impl<S: Sharing> DevxRef for ProtectionDomain<S> {}
 impl<T, M: Send + 'static> DevxRef for MemoryRegion<T, M> {}
@@ -112,6 +116,27 @@ impl kept::Sealed for DevxObject {
 }
 
 impl kept::Sealed for CqControl {
+    fn context(&self) -> Context {
+        Context { file: self.inner.file().clone() }
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.inner.clone()
+    }
+}
+
+/// Keeps the kernel's queue pair alone: when the program has dropped its own handles, it goes to state `RESET`.
+impl kept::Sealed for QpControl {
+    fn context(&self) -> Context {
+        self.context()
+    }
+
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.qp.inner().clone()
+    }
+}
+
+impl kept::Sealed for SharedReceiveQueue {
     fn context(&self) -> Context {
         Context { file: self.inner.file().clone() }
     }
@@ -154,7 +179,8 @@ impl kept::Sealed for AnyMemoryRegion {
 impl DevxObject {
     /// Sends a command that creates an object, and writes its output to `output`. The kernel takes the opcodes of
     /// queues, memory keys, domains, TIRs and TISs, tables, counters, scheduling elements and general objects. The
-    /// object keeps `keeps`: a queue pair its protection domain, completion queues and UAR, so that it is destroyed
+    /// object keeps `keeps`: a queue pair its protection domain, completion queues, shared receive queue and UAR, a TIR the
+    /// queue pair of raw packets whose RQ it names, so that it is destroyed
     /// before them, in whatever order they are dropped. Firmware refuses to free a protection domain that a queue uses
     /// but does not keep, which is [leaked](Context::leaked) then.
     ///
@@ -235,8 +261,11 @@ impl DevxObject {
     #[doc(alias = "mlx5dv_devx_obj_destroy")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "an object that was created with it is alive";
-        destroy_sole(self.inner, Class::DEVX_OBJECT.verb, HELD, |inner| inner.object.destroy())
-            .map_err(|failed| failed.map(|inner| DevxObject { inner }))
+        destroy_sole(self.inner, Class::DEVX_OBJECT.verb, HELD, |inner| {
+            let number = inner.facts.number;
+            inner.object.destroy().map_err(|error| undestroyed(error, "object", number))
+        })
+        .map_err(|failed| failed.map(|inner| DevxObject { inner }))
     }
 
     /// An object that another process created.
@@ -265,6 +294,18 @@ impl DevxObject {
 
     pub(crate) fn set_owned(&self, owned: bool) {
         self.inner.object.set_owned(owned);
+    }
+}
+
+/// Explains a refusal to destroy an object of firmware.
+pub(super) fn undestroyed(error: Error, which: &str, number: u32) -> Error {
+    match error.errno() {
+        // `cmd_status_to_err` of the kernel, for a busy resource and for one in a bad state.
+        Errno::BUSY | Errno::INVAL | Errno::REMOTEIO => error.detail(format!(
+            "firmware keeps {which} {number:#x} while another object uses it: destroy that one first; it may be another \
+             process's"
+        )),
+        _ => error.context(|| format!("{which} {number:#x}")),
     }
 }
 

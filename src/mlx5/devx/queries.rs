@@ -91,7 +91,10 @@ impl DevxQueries {
         const VERB: &str = "devx_create_cmd_comp";
         let file = file_of(VERB, context)?.clone();
         let fd = create_devx_command_file(&*file.kernel);
-        let fd = fd.map_err(|errno| Error::from_kernel(VERB, errno))?;
+        let fd = fd.map_err(|errno| {
+            let name = file.device.name();
+            Error::from_kernel(VERB, errno).context(|| format!("no file of answers of {name}"))
+        })?;
         set_nonblocking(fd.as_fd(), true).map_err(|errno| Error::new(VERB, errno))?;
         Ok(DevxQueries { file, fd, most: AtomicUsize::new(0) })
     }

@@ -1,7 +1,7 @@
 //! Memory that commands name by a number, for queues and their doorbell records.
 
 use super::command::file_of;
-use super::object::{DevxRef, kept};
+use super::object::{DevxRef, kept, undestroyed};
 use crate::access::Access;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
@@ -297,6 +297,7 @@ impl<M> Umem<M> {
             }
         };
         if let Err(error) = inner.object.destroy() {
+            let error = undestroyed(error, "umem", inner.id);
             return Err(error.with(Umem { inner: Arc::new(inner) }));
         }
         match inner.object.reclaim() {

@@ -232,9 +232,9 @@ impl Mlx5Srq {
         }
     }
 
-    /// Whether no receive is outstanding.
-    pub(crate) fn is_idle(&mut self) -> bool {
-        self.begin().room == self.capacity
+    /// Receives whose completion was not polled.
+    pub(crate) fn outstanding(&mut self) -> u32 {
+        self.capacity - self.begin().room
     }
 
     /// Goes on with the WQE `head`, which the device takes next, behind `posted` receives, none of which is outstanding:

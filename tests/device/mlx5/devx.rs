@@ -15,8 +15,10 @@ use crate::testbed::link_of;
 use crate::verdict::{Verdict, require, supported, trials};
 use std::any::Any;
 use uverbs::mlx5::devx::{self, DevxEventData, DevxEvents, DevxObject, DevxRef, Umem};
-use uverbs::mlx5::{DoorbellPage, RawCompletionQueue, Uar, UarKind, pd_number};
-use uverbs::{Access, Context, Errno, LinkLayer, ObjectKind, Remote};
+use uverbs::mlx5::{
+    DoorbellPage, RawCompletionQueue, RawQueuePair, RawSharedReceiveQueue, Uar, UarKind, pd_number,
+};
+use uverbs::{Access, Context, Errno, ErrorWith, LinkLayer, ObjectKind, QpType, Remote};
 use uverbs_uapi::mlx5::cqe::mlx5_cqe_opcode;
 use uverbs_uapi::mlx5::prm::cmd::query_hca_cap_out;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, query_cq_out};
@@ -38,6 +40,7 @@ trials![
     queue_of_devx_is_queried,
     queue_outlives_the_uar_that_it_rings,
     objects_may_be_dropped_in_any_order,
+    queue_of_the_verbs_may_be_dropped_before_what_names_it,
     query_that_writes_to_memory_is_refused,
     events_arrive_with_their_cookies,
     channel_without_data_has_one_record_of_a_subscription,
@@ -458,6 +461,73 @@ fn queue_outlives_the_uar_that_it_rings() -> Verdict {
     Ok(())
 }
 
+/// An object that is not destroyed, because one of DEVX keeps it.
+fn held<T, O: std::fmt::Debug>(destroyed: Result<T, ErrorWith<O>>) -> O {
+    let (object, error) = destroyed.err().expect("an object of DEVX keeps it").into_parts();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
+    assert!(error.to_string().contains("DEVX"), "{error}");
+    object
+}
+
+/// Firmware does not destroy a shared receive queue that a queue pair names; see [`DevxRef`].
+fn queue_of_the_verbs_may_be_dropped_before_what_names_it() -> Verdict {
+    /// `rq_type`: receives of a shared receive queue.
+    const SHARED: u64 = 1;
+    const KINDS: [ObjectKind; 3] = [ObjectKind::SRQ, ObjectKind::QP, ObjectKind::MLX5_DEVX_OBJ];
+    let context = open()?;
+    let count = |kind| Ok(supported(context.handles(kind), Capability::InfoHandles)?.len());
+    let census = || KINDS.into_iter().map(count).collect::<Verdict<Vec<usize>>>();
+    let (pd, queues) = (context.alloc_pd()?, Queues::new(context.clone())?);
+    let before = census()?;
+    for is_raw in [true, false] {
+        let srq = RawSharedReceiveQueue::take(pd.srq_builder(4).build()?)?;
+        let input = pair_command(&queues.umem, &queues.uar, &pd, queues.cq.number())?;
+        let mut input = Bits::<create_qp_in, _>::new(input);
+        let mut fields = input.sub_mut(create_qp_in::qpc);
+        fields.set(qpc::log_rq_size, 0);
+        fields.set(qpc::rq_type, SHARED);
+        fields.set(qpc::srqn_rmpn_xrqn, srq.layout().srqn.into());
+        let (umem, uar, cq) = (&queues.umem, &queues.uar, &queues.cq);
+        let create = |srq: &dyn DevxRef| create(&context, input.bytes(), &[umem, uar, &pd, cq, srq]);
+        let qp = if is_raw {
+            let qp = create(&srq)?;
+            drop(held(srq.destroy()));
+            qp
+        } else {
+            let layout = srq.layout();
+            // SAFETY: nothing was posted.
+            let srq = unsafe { srq.give_back(layout.head, layout.posted) }?;
+            let qp = create(&srq)?;
+            drop(held(srq.destroy()));
+            qp
+        };
+        assert_eq!(census()?, [before[0] + 1, before[1], before[2] + 1], "raw: {is_raw}");
+        drop(qp);
+        assert_eq!((context.leaked(), census()?), (0, before.clone()), "raw: {is_raw}");
+    }
+    // A queue pair that the program has dropped carries out nothing any more.
+    let cq = context.cq_builder(16).build()?;
+    for is_raw in [true, false] {
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(4).build()?;
+        let keeper = |qp: &dyn DevxRef| create(&context, &counters_command(), &[qp]);
+        let keeper = if is_raw {
+            let qp = RawQueuePair::take(qp)?;
+            let keeper = keeper(&qp)?;
+            drop(held(qp.destroy()));
+            keeper
+        } else {
+            let control: &uverbs::QpControl = &qp;
+            let keeper = keeper(control)?;
+            drop(held(qp.destroy()));
+            keeper
+        };
+        assert_eq!(census()?, [before[0], before[1] + 1, before[2] + 1], "raw: {is_raw}");
+        keeper.destroy()?;
+        assert_eq!((context.leaked(), census()?), (0, before.clone()), "raw: {is_raw}");
+    }
+    Ok(())
+}
+
 /// A queue pair keeps all that its command names. A number below 720 is an order of six drops.
 fn objects_may_be_dropped_in_any_order() -> Verdict {
     const KINDS: [ObjectKind; 6] = [
@@ -493,11 +563,8 @@ fn objects_may_be_dropped_in_any_order() -> Verdict {
         let keeps: [&dyn DevxRef; 6] = [&umem, &uar, &pd, &control, &region, &erased];
         let qp = create(&context, &input, &keeps)?;
         drop(control);
-        let uar = uar.destroy().expect_err("the queue pair keeps it");
-        assert_eq!((uar.error.errno(), uar.error.kernel_errno()), (Errno::BUSY, None));
-        let region = region.destroy().expect_err("the queue pair keeps it");
-        assert!(region.error.to_string().contains("DEVX"), "{}", region.error);
-        let (uar, region) = (uar.object, (region.object, erased));
+        let (uar, region) = (held(uar.destroy()), (held(region.destroy()), erased));
+        let (pd, cq) = (held(pd.destroy()), held(cq.destroy()));
         let parts: [Box<dyn Any>; 6] = [
             Box::new(pd),
             Box::new(cq),

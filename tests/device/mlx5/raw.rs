@@ -516,7 +516,9 @@ fn busy_shared_receive_queue_is_not_taken() -> Verdict {
     let Side { qp, srq, cq, memory, .. } = a;
     let srq = srq.ok_or_else(|| Stop::fail("it has a shared receive queue"))?;
     let refused = RawSharedReceiveQueue::take(srq).expect_err("a receive is posted");
-    assert_eq!(refused.into_parts().1.errno(), uverbs::Errno::BUSY);
+    let error = refused.into_parts().1;
+    assert_eq!(error.errno(), uverbs::Errno::BUSY);
+    assert!(error.message().starts_with("1 receives are posted"), "{error}");
     drop((qp, cq, memory));
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Each kind of object that programs create by commands, and queries that do not wait.
 
-use super::{Queues, about, command, counter_query, counters, create, input, open, query_counters};
+use super::{
+    Queues, about, command, counter_query, counters, create, held, input, open, query_counters,
+};
 use crate::capability::Capability;
 use crate::env;
 use crate::fork::in_child;
@@ -364,6 +366,34 @@ pub(crate) fn objects_of_a_raw_packet_queue_pair_are_queried() -> Verdict {
     // It is no queue pair of firmware.
     let error = known(opcode::QUERY_QP, Some(qp.layout().qpn)).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    Ok(())
+}
+
+/// Firmware does not destroy a receive queue that a TIR names.
+pub(crate) fn raw_packet_queue_pair_may_be_dropped_before_its_tir() -> Verdict {
+    env::packets()?;
+    const KINDS: [ObjectKind; 2] = [ObjectKind::QP, ObjectKind::MLX5_DEVX_OBJ];
+    let context = open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
+    let count = |kind| Ok(supported(context.handles(kind), Capability::InfoHandles)?.len());
+    let census = || KINDS.into_iter().map(count).collect::<Verdict<Vec<usize>>>();
+    let built = || pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_send_wr(4).max_recv_wr(4).build();
+    // The register, and the kernel's transport domain, stay with the context.
+    drop(supported(built(), Capability::RawPacket)?);
+    let (before, firmware) = (census()?, env::firmware_objects());
+    let qp = RawQueuePair::take(built()?)?;
+    let rqn = qp.layout().raw_packet.rqn.expect("the kernel tells it");
+    let mut asked = input::<create_tir_in>(opcode::CREATE_TIR);
+    asked.sub_mut(create_tir_in::ctx).set(tirc::inline_rqn, rqn.into());
+    let domain = create(&context, &command::<16>(opcode::ALLOC_TRANSPORT_DOMAIN), &[])?;
+    asked.sub_mut(create_tir_in::ctx).set(tirc::transport_domain, domain.number().into());
+    let tir = create(&context, asked.bytes(), &[&qp, &domain])?;
+    drop((held(qp.destroy()), domain));
+    assert_eq!(census()?, [before[0] + 1, before[1] + 2]);
+    tir.destroy()?;
+    assert_eq!((context.leaked(), census()?), (0, before));
+    context.query_device()?;
+    assert_eq!(env::firmware_objects(), firmware, "after and before");
     Ok(())
 }
 

@@ -1,11 +1,12 @@
 //! Objects and umems of DEVX that separately started processes share.
 
 use super::{counters, create, input, open, query_counters};
+use crate::capability::Capability;
 use crate::fork::in_child;
 use crate::heir::take_over;
 use crate::leaks::rounds;
 use crate::partner::{Partner, missing, parse, print, refused};
-use crate::verdict::{Stop, Verdict, trials};
+use crate::verdict::{Stop, Verdict, supported, trials};
 use uverbs::mlx5::devx::{self, DevxObject, DevxRef, ImportedDevxObject, ImportedUmem, Umem};
 use uverbs::mlx5::{Uar, UarKind, export_sizes};
 use uverbs::{Context, Envelope, Errno, ErrorWith, Foreign, ObjectKind};
@@ -18,6 +19,7 @@ trials![
     object_that_is_released_belongs_to_the_importer,
     exports_have_the_layouts_of_rdma_core,
     envelopes_of_nothing_are_refused,
+    orphans_are_destroyed_by_their_handles,
     imports_leave_nothing,
     imports_stay_the_parents,
 ];
@@ -147,6 +149,8 @@ fn importer_makes_a_queue_in_the_memory_of_the_exporter() -> Verdict {
     // Firmware keeps the memory while the other process has a queue there.
     let ErrorWith { object: umem, error } = umem.destroy().expect_err("a queue is in it");
     assert_eq!(error.errno(), Errno::BUSY, "{error}");
+    let number = format!("umem {:#x}", umem.id());
+    assert!(error.message().contains(&number) && error.message().contains("process"), "{error}");
     partner.ask("devx-unimport", "forgotten")?;
     partner.dismiss()?;
     umem.destroy()?;
@@ -216,6 +220,35 @@ fn envelopes_of_nothing_are_refused() -> Verdict {
     let other = open()?;
     let refused = DevxObject::import(&other, &counters.export()?).err();
     assert_eq!(errno(refused), Some(Errno::XDEV));
+    Ok(())
+}
+
+/// As those of a process that ended, while this one has its file open.
+fn orphans_are_destroyed_by_their_handles() -> Verdict {
+    const KINDS: [ObjectKind; 2] = [ObjectKind::MLX5_DEVX_UMEM, ObjectKind::MLX5_DEVX_OBJ];
+    let context = open()?;
+    let handles = |kind| supported(context.handles(kind), Capability::InfoHandles);
+    let census = || KINDS.into_iter().map(handles).collect::<Verdict<Vec<_>>>();
+    let before = census()?;
+    let umem = Umem::builder(&context).page_sizes(4096).allocate(0x2000)?;
+    let uar = Uar::alloc(&context, UarKind::NonCached)?;
+    let queue = queue_in(&context, umem.id(), &uar, &[])?;
+    let of_umem = (KINDS[0], umem.handle());
+    let of_queue = (KINDS[1], queue.handle());
+    // Nobody here destroys them; the memory of the umem stays.
+    std::mem::forget((umem, queue));
+    // SAFETY: the handles are those of the two, which have no other owner.
+    let find = |(kind, handle)| unsafe { context.foreign_raw(kind, handle) };
+    // SAFETY: as above.
+    let refused = unsafe { find(of_umem)?.destroy() }.expect_err("a queue is in it");
+    let text = refused.error.to_string();
+    assert!(text.contains("umem") && text.contains("depends on it"), "{text}");
+    // SAFETY: as above.
+    unsafe { find(of_queue)?.destroy()? };
+    // SAFETY: as above.
+    unsafe { refused.object.destroy()? };
+    assert_eq!(census()?, before);
+    assert_eq!(find(of_umem).err().map(|error| error.errno()), Some(Errno::NOENT));
     Ok(())
 }
 
