@@ -11,6 +11,7 @@ mod endpoint;
 mod handle;
 mod info;
 mod mcast;
+pub(crate) mod ordering;
 mod recv;
 mod reset;
 mod send;

@@ -8,7 +8,7 @@
 pub struct WqLayout {
     /// The first WQE.
     pub buf: *mut u8,
-    /// The number of WQEs, a power of two; of a send queue the number of WQEBBs.
+    /// The number of WQEs, a power of two; of a send queue the number of WQEBBs, and 0 without one.
     pub wqe_count: u32,
     /// Bytes from a WQE to the next, a power of two; 64 in a send queue, whose WQEs may take several WQEBBs.
     pub stride: u32,
@@ -18,8 +18,9 @@ pub struct WqLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegisterLayout {
-    /// The register, which takes the first eight bytes of the newest WQE in one store. No other queue pair rings it, but
-    /// those of the same thread domain, which must not do so meanwhile.
+    /// The register, which takes the first eight bytes of the newest WQE in one store. Queue pairs of the same thread domain
+    /// ring it, too, and must not do so meanwhile. Without write combining, where `blueflame_bytes` is 0, those of the whole
+    /// context may: each doorbell is then one store of 64 bits, which needs no lock.
     pub reg: *mut u64,
     /// Bytes of each of the register's two BlueFlame buffers, which lie side by side and are written in turn; 0 if it
     /// takes doorbells only: without write combining.
@@ -50,7 +51,9 @@ pub struct QpLayout {
     pub qpn: u32,
     /// The send queue.
     pub sq: WqLayout,
-    /// The receive queue; `None` where receives come from a shared queue, and where there are none.
+    /// The receive queue; `None` where receives come from a shared queue, and where there are none. With
+    /// [placement out of order](crate::QpBuilder::out_of_order_placement) the ring is twice as long as what it holds: at
+    /// most half of `wqe_count` may be outstanding.
     pub rq: Option<WqLayout>,
     /// The doorbell record: the number of receives posted, and that of WQEBBs posted, both big-endian and of 16 bits.
     pub dbrec: *mut u32,
@@ -92,7 +95,8 @@ pub struct CqLayout {
 pub struct SrqLayout {
     /// The queue's number.
     pub srqn: u32,
-    /// The WQEs. Each is linked to the one behind it, and the last to the first.
+    /// The WQEs. Each is linked to the one behind it, and the last to the first. One has to stay free, so that the queue
+    /// holds `wqe_count - 1` receives.
     pub wq: WqLayout,
     /// The WQE that the device takes next, and that is to be filled next.
     pub head: u16,

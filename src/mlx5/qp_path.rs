@@ -8,11 +8,12 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::provider::mlx5::ah::FIRST_PORT;
 use crate::qp::QpControl;
+use crate::qp::ordering;
 use crate::qp::state::{QpState, QpType};
 use crate::wr::Address;
 use rustix::io::Errno;
 use uverbs_uapi::endian::Be16;
-use uverbs_uapi::mlx5::prm::cmd::{lagc, query_hca_cap_out, query_lag_out};
+use uverbs_uapi::mlx5::prm::cmd::{lagc, query_lag_out};
 use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_in, query_qp_out, rst2init_qp_in};
 use uverbs_uapi::mlx5::prm::{Bits, Layout, command, opcode};
@@ -27,16 +28,6 @@ fn input<T: Layout>(op: u16) -> Bits<T, Vec<u8>> {
     let mut bytes = command::<2>(op).to_vec();
     bytes.resize(T::SIZE, 0);
     Bits::new(bytes)
-}
-
-/// The general capabilities, as they are set.
-fn capabilities(verb: &'static str, context: &Context) -> Result<Bits<cmd_hca_cap, Vec<u8>>> {
-    let mut asked = command::<16>(opcode::QUERY_HCA_CAP);
-    asked[7] = 1;
-    let mut output = vec![0; query_hca_cap_out::SIZE];
-    general_command(context, &asked, &mut output).map_err(|error| error.in_verb(verb))?;
-    let output = Bits::<query_hca_cap_out, _>::new(output);
-    Ok(Bits::new(output.span(query_hca_cap_out::capability).to_vec()))
 }
 
 /// Refuses what libmlx5 refuses with `EOPNOTSUPP`, for a reason.
@@ -82,7 +73,7 @@ fn check_udp_port(verb: &'static str, port: u16) -> Result<()> {
 pub fn set_udp_source_port(qp: &QpControl, port: u16) -> Result<()> {
     const VERB: &str = "set_udp_source_port";
     check_udp_port(VERB, port)?;
-    let caps = capabilities(VERB, &qp.context())?;
+    let caps = ordering::capabilities(VERB, qp.qp.file())?;
     let qp_type = qp.qp_type();
     if !matches!(qp_type, QpType::RC | QpType::UC) {
         return Err(unsupported(
@@ -115,6 +106,8 @@ pub fn set_udp_source_port(qp: &QpControl, port: u16) -> Result<()> {
 /// # Errors
 ///
 /// `EOPNOTSUPP` on a device of another driver, `EINVAL` for an address that is not of RoCE v2, and for a port below 0xc000.
+#[doc(alias = "mlx5dv_modify_qp_udp_sport")]
+#[doc(alias = "rlid")]
 pub fn set_ah_udp_source_port(ah: &mut AddressHandle, port: u16) -> Result<()> {
     const VERB: &str = "set_ah_udp_source_port";
     check_udp_port(VERB, port)?;
@@ -144,7 +137,7 @@ pub struct LagPort {
 
 /// The numbers of ports of the device's LAG, if there are at least two.
 fn lag_ports(verb: &'static str, qp: &QpControl) -> Result<(u64, Bits<cmd_hca_cap, Vec<u8>>)> {
-    let caps = capabilities(verb, &qp.context())?;
+    let caps = ordering::capabilities(verb, qp.qp.file())?;
     match caps.get(cmd_hca_cap::num_lag_ports) {
         0 | 1 => Err(unsupported(verb, "the device's ports form no LAG".into())),
         ports => Ok((ports, caps)),
@@ -266,13 +259,14 @@ pub struct OutOfOrderReceives {
 /// # Errors
 ///
 /// `EOPNOTSUPP` on a device of another driver.
+#[doc(alias = "MLX5DV_CONTEXT_MASK_OOO_RECV_WRS")]
 pub fn query_out_of_order(context: &Context) -> Result<OutOfOrderReceives> {
     const VERB: &str = "query_out_of_order";
     let max = context.file.provider.mlx5(VERB)?.limits().max_recv_wr;
     if !super::query_device(context)?.out_of_order_placement() {
         return Ok(OutOfOrderReceives::default());
     }
-    let caps = capabilities(VERB, context)?;
+    let caps = ordering::capabilities(VERB, &context.file)?;
     let most = |field, receives| if caps.get(field) == 0 { 0 } else { receives };
     // A cyclic queue has twice the entries.
     Ok(OutOfOrderReceives {

@@ -34,6 +34,7 @@ pub enum UarKind {
     BlueFlame,
     /// Every store reaches the device by itself.
     #[doc(alias = "MLX5DV_UAR_ALLOC_TYPE_NC")]
+    #[doc(alias = "MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED")]
     NonCached,
 }
 

@@ -44,6 +44,7 @@ impl MrBuilder {
         memory: &DeviceMemory,
         range: impl RangeBounds<usize>,
     ) -> Result<MemoryRegion<u8, OnDevice>> {
+        self.refuse_data_direct(VERB)?;
         let file = self.pd.file();
         file.check_same(VERB, "device memory", memory.inner.object.file())?;
         let (offset, length) =

@@ -139,7 +139,8 @@ impl MrBuilder {
 
     /// Lets the device reach the memory of [`register_dmabuf`](Self::register_dmabuf) by its data-direct function, a
     /// second PCI function that is nearer to the memory, as that of a GPU beside the device.
-    /// [`mlx5::data_direct_path`](crate::mlx5::data_direct_path) tells where that is. Other registrations ignore it.
+    /// [`mlx5::data_direct_path`](crate::mlx5::data_direct_path) tells where that is. Other
+    /// registrations refuse it (`EINVAL`).
     #[doc(alias = "MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT")]
     #[doc(alias = "mlx5dv_reg_dmabuf_mr")]
     pub fn data_direct(mut self) -> Self {
@@ -237,7 +238,9 @@ impl MrBuilder {
     /// and devices.
     ///
     /// Memory of a GPU by its address in this process needs a module that knows the GPU's pages, `nvidia_peermem` or
-    /// `amdgpu`, and is an error (`EFAULT`) without; a [dma-buf](Self::register_dmabuf) needs none. If the GPU's memory is
+    /// `amdgpu`, and an RDMA core with the interface that these call (`ib_register_peer_memory_client`): that of OFED or
+    /// DOCA, or of a distribution that added it. Linux itself has none. It is an error (`EFAULT`) without either; a
+    /// [dma-buf](Self::register_dmabuf) needs neither. If the GPU's memory is
     /// freed while the region is there, the module takes the pages back, and accesses fail.
     ///
     /// ```no_run
@@ -469,12 +472,25 @@ impl MrBuilder {
         context.query_device().is_ok_and(|device| device.odp_caps.is_some())
     }
 
+    /// Refuses the data-direct function for memory that is no dma-buf, which the driver would ignore.
+    pub(super) fn refuse_data_direct(&self, verb: &'static str) -> Result<()> {
+        if self.data_direct {
+            let detail =
+                "data_direct registers dma-bufs only: use register_dmabuf, or leave it out";
+            return Err(Error::invalid(verb, detail));
+        }
+        Ok(())
+    }
+
     /// Registers the memory of `backing`.
     fn enter<T, M>(
         self,
         backing: Backing<M>,
     ) -> std::result::Result<MemoryRegion<T, M>, ErrorWith<Backing<M>>> {
         let file = self.pd.file();
+        if let Err(error) = self.refuse_data_direct(VERB) {
+            return Err(error.with(backing));
+        }
         let (start, length) = (backing.address(), backing.reach());
         let hca_va = self.iova.unwrap_or(start);
         if let Err(error) = check(self.access, start, LAST_ADDRESS, hca_va, length) {

@@ -2,6 +2,7 @@
 
 use super::ece::EceState;
 use super::mcast::Groups;
+use super::ordering;
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CqInner, CqRef};
@@ -21,7 +22,6 @@ use std::marker::PhantomData;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uapi::ib_uverbs_qp_create_flags as Flags;
-use uverbs_uapi::mlx5::context::{mlx5_ib_query_dev_resp_flags, mlx5_ib_query_device_resp};
 use uverbs_uapi::qp as uapi;
 
 impl<S: Sharing> ProtectionDomain<S> {
@@ -203,6 +203,7 @@ impl<S: Sharing> QpBuilder<S> {
 
     /// As [`scatter_to_cqe`](Self::scatter_to_cqe), for received data alone: results of reads and atomics go to memory.
     /// A queue pair that [signals all](Self::signal_all) gets results as well, as the driver decides.
+    #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
     #[must_use]
     pub fn scatter_received_to_cqe(mut self) -> Self {
         self.scatter = Scatter::Received;
@@ -212,8 +213,10 @@ impl<S: Sharing> QpBuilder<S> {
     /// Lets the device place data of sends and writes, and take receives, in another order than they were sent, so that
     /// packets may take several ways through the network (adaptive routing). Completions stay in order, and a peer's
     /// reads and atomics are executed in order. A program must not look for the last byte of a write: bytes before it
-    /// may be missing. For types RC, UC, UD and XRC initiators on mlx5. The receive queue takes twice the memory.
-    /// [`mlx5::query_out_of_order`](crate::mlx5::query_out_of_order) tells where it exists.
+    /// may be missing. Both sides of a connection set it, or neither, as the manual of libmlx5 demands: nothing checks that.
+    /// For types RC, UC, UD and XRC initiators on mlx5. The receive queue takes twice the memory.
+    /// [`mlx5::query_out_of_order`](crate::mlx5::query_out_of_order) tells where it exists: a device may have it for some
+    /// types only, and [`build`](Self::build) is `EOPNOTSUPP` for the others.
     #[doc(alias = "MLX5DV_QP_CREATE_OOO_DP")]
     #[must_use]
     pub fn out_of_order_placement(mut self) -> Self {
@@ -250,7 +253,9 @@ impl<S: Sharing> QpBuilder<S> {
         self.check_xrc(VERB)?;
         self.check_packets(VERB)?;
         self.check_scatter(VERB)?;
-        self.check_out_of_order(VERB, &file)?;
+        if self.out_of_order {
+            ordering::check(VERB, &file, self.qp_type)?;
+        }
         self.check_clocks(VERB)?;
         let initiator = self.qp_type == QpType::XRC_INI;
         if initiator || self.srq.is_some() {
@@ -386,29 +391,6 @@ impl<S: Sharing> QpBuilder<S> {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Refuses placement out of order where the driver would only when the queue pair moves to `INIT`.
-    fn check_out_of_order(&self, verb: &'static str, file: &File) -> Result<()> {
-        if !self.out_of_order {
-            return Ok(());
-        }
-        file.provider.mlx5(verb)?;
-        if !matches!(self.qp_type, QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI) {
-            let detail = format!("type {} has no placement out of order", self.qp_type);
-            return Err(Error::invalid(verb, detail));
-        }
-        let (_, driver_response) = file.query_device(verb)?;
-        let device: mlx5_ib_query_device_resp = driver_response.read();
-        let flags = mlx5_ib_query_dev_resp_flags::from_bits_retain(device.flags);
-        if !flags.contains(mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP) {
-            let name = file.device.name();
-            let detail = format!(
-                "{name} has no placement out of order, or a kernel before Linux 6.13 that does not tell"
-            );
-            return Err(Error::new(verb, Errno::OPNOTSUPP).detail(detail));
-        }
-        Ok(())
     }
 
     /// Refuses scatter to CQE for types on which the kernel would ignore it.

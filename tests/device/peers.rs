@@ -211,7 +211,7 @@ fn our_rc_client_uses_rdma_core() -> Verdict {
 }
 
 /// Messages of many packets between a side of ours whose device takes them in any order, and one of libmlx5 whose device
-/// does not.
+/// does not. The manual of libmlx5 demands the flag of both sides, but rdma-core's program has no option for it.
 fn out_of_order_sides_play_with_rdma_core() -> Verdict {
     let wanted = std::env::var("UVERBS_PEERS").is_ok();
     require(wanted, Capability::Peers, "UVERBS_PEERS is not set")?;

@@ -162,6 +162,7 @@ impl UmemBuilder {
     ///
     /// Those of [`register`](Self::register); `EOPNOTSUPP` on an older kernel, and if the exporter of the dma-buf cannot
     /// pin it; `EBADF` or `EINVAL` for a file that is no dma-buf.
+    #[doc(alias = "MLX5DV_UMEM_MASK_DMABUF")]
     pub fn register_dmabuf(
         self,
         dmabuf: impl AsFd,

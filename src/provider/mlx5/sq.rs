@@ -611,7 +611,9 @@ impl Mlx5Sq {
     pub(crate) fn layout(&self) -> (WqLayout, RegisterLayout) {
         let wqebbs = self.buffer.wqebbs();
         let stride = SEGMENTS_PER_WQEBB * SEGMENT as u32;
-        let sq = WqLayout { buf: wqebbs.as_ptr(), wqe_count: wqebbs.count(), stride };
+        // Without a send queue the ring is a stand-in; see `SqSize::ring`.
+        let wqe_count = if self.max_post == 0 { 0 } else { wqebbs.count() };
+        let sq = WqLayout { buf: wqebbs.as_ptr(), wqe_count, stride };
         let (reg, blueflame_bytes) = (self.register.as_ptr(), self.register.buffer() as u32);
         (sq, RegisterLayout { reg, blueflame_bytes, mmap_offset: self.told.mmap_offset })
     }

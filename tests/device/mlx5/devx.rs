@@ -488,7 +488,8 @@ fn queue_of_the_verbs_may_be_dropped_before_what_names_it() -> Verdict {
         fields.set(qpc::rq_type, SHARED);
         fields.set(qpc::srqn_rmpn_xrqn, srq.layout().srqn.into());
         let (umem, uar, cq) = (&queues.umem, &queues.uar, &queues.cq);
-        let create = |srq: &dyn DevxRef| create(&context, input.bytes(), &[umem, uar, &pd, cq, srq]);
+        let create =
+            |srq: &dyn DevxRef| create(&context, input.bytes(), &[umem, uar, &pd, cq, srq]);
         let qp = if is_raw {
             let qp = create(&srq)?;
             drop(held(srq.destroy()));

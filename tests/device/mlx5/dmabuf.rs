@@ -25,6 +25,7 @@ trials![
     data_direct_regions_have_their_own_limits,
     data_direct_regions_leave_nothing,
     data_direct_needs_the_function,
+    data_direct_is_refused_for_other_memory_than_dma_bufs,
     umem_of_a_dma_buf_is_registered,
     memory_of_the_device_is_exported,
     exported_memory_leaves_nothing,
@@ -332,4 +333,23 @@ fn exported_memory_leaves_nothing() -> Verdict {
             Ok(())
         }))
     })
+}
+
+/// The driver would ignore it.
+fn data_direct_is_refused_for_other_memory_than_dma_bufs() -> Verdict {
+    let context = super::open()?;
+    let pd = context.alloc_pd()?;
+    let direct = || pd.mr_builder().data_direct();
+    let memory = supported(context.alloc_dm(64, 8), Capability::DeviceMemory)?;
+    let refused = [
+        direct().allocate::<u64>(8).err(),
+        direct().register(vec![0u8; 64]).err().map(uverbs::Error::from),
+        direct().register_dm(&memory, ..).err(),
+    ];
+    for error in refused {
+        let error = error.expect("it is no dma-buf");
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        assert!(error.to_string().contains("register_dmabuf"), "{error}");
+    }
+    Ok(())
 }

@@ -239,6 +239,13 @@ fn placement_out_of_order_is_refused_where_it_does_not_exist() -> Verdict {
         assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
         return Ok(());
     }
+    // A device may have it for some types only.
+    for (kind, most) in [(QpType::RC, places.rc), (QpType::UC, places.uc), (QpType::UD, places.ud)]
+    {
+        let built = pd.qp_builder(&cq, &cq, kind).out_of_order_placement().build();
+        let errno = built.err().map(|error| error.errno());
+        assert_eq!(errno, (most == 0).then_some(Errno::OPNOTSUPP), "{kind}");
+    }
     let refused = builder().max_recv_wr(places.rc + 1).build().unwrap_err();
     assert_eq!(refused.errno(), Errno::INVAL, "{refused}");
     assert!(refused.to_string().contains(&places.rc.to_string()), "{refused}");

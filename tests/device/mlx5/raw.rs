@@ -30,6 +30,7 @@ trials![
     queue_that_ignores_overruns_is_written_over,
     busy_queue_pair_is_not_taken,
     queue_pair_that_shares_its_register_is_not_taken,
+    queue_that_was_not_asked_for_has_no_wqes,
     busy_shared_receive_queue_is_not_taken,
     dropped_queue_frees_nothing_that_foreign_code_consumed,
     raw_queues_leave_nothing,
@@ -520,6 +521,18 @@ fn busy_shared_receive_queue_is_not_taken() -> Verdict {
     assert_eq!(error.errno(), uverbs::Errno::BUSY);
     assert!(error.message().starts_with("1 receives are posted"), "{error}");
     drop((qp, cq, memory));
+    Ok(())
+}
+
+fn queue_that_was_not_asked_for_has_no_wqes() -> Verdict {
+    let context = super::open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(8).build()?);
+    for (sends, receives) in [(0, 4), (4, 0), (0, 0)] {
+        let builder = pd.qp_builder(&cq, &cq, uverbs::QpType::RC);
+        let raw = RawQueuePair::take(builder.max_send_wr(sends).max_recv_wr(receives).build()?)?;
+        let QpLayout { sq, rq, .. } = raw.layout();
+        assert_eq!((sq.wqe_count == 0, rq.is_none()), (sends == 0, receives == 0));
+    }
     Ok(())
 }
 

@@ -377,7 +377,8 @@ pub(crate) fn raw_packet_queue_pair_may_be_dropped_before_its_tir() -> Verdict {
     let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
     let count = |kind| Ok(supported(context.handles(kind), Capability::InfoHandles)?.len());
     let census = || KINDS.into_iter().map(count).collect::<Verdict<Vec<usize>>>();
-    let built = || pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_send_wr(4).max_recv_wr(4).build();
+    let built =
+        || pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_send_wr(4).max_recv_wr(4).build();
     // The register, and the kernel's transport domain, stay with the context.
     drop(supported(built(), Capability::RawPacket)?);
     let (before, firmware) = (census()?, env::firmware_objects());
