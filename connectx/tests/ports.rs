@@ -1,14 +1,16 @@
-//! The UDP source port of a queue pair, and the ports of a LAG, in plain memory.
+//! The UDP source port of a queue pair, the ports of a LAG, and placement out of order, in plain memory.
 
 mod driver;
 
 use driver::{Driver, Queue};
+use uverbs_connectx::options::Options;
 use uverbs_uapi::mlx5::prm::cmd::{lagc, query_lag_out};
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc, query_qp_out, rst2init_qp_in};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 const RC: u64 = 0;
+const UC: u64 = 1;
 const UD: u64 = 2;
 const BAD_OP: u8 = 2;
 const BAD_PARAM: u8 = 3;
@@ -76,6 +78,27 @@ fn ports_that_do_not_exist_are_refused() {
     ] {
         assert_eq!(change(&mut driver, qp, masks, port), Err(BAD_PARAM), "{masks:?}");
         assert_eq!(ports(&mut driver, qp), (0, 0));
+    }
+}
+
+/// A device without the capabilities refuses what they announce, as firmware does.
+#[test]
+fn ports_and_orderings_without_their_capabilities_are_refused() {
+    for minimal in [false, true] {
+        let mut driver = Driver::with(Options { minimal, ..Options::default() });
+        let qp = sending(&mut driver, RC);
+        let wanted = if minimal { Err(BAD_PARAM) } else { Ok(()) };
+        // The port 0 is any.
+        assert_eq!(change(&mut driver, &qp, (1 << 15, 0), 0), wanted, "minimal: {minimal}");
+        for service in [RC, UC, UD] {
+            let (eqn, fields) = (driver.eq(), [(qpc::mtu, 3), (qpc::dp_ordering_1, 1)]);
+            let (cqn, _) = driver.cq_with(eqn, &[]);
+            let qp = driver.qp_with(service, cqn, &[]);
+            driver.modify(opcode::RST2INIT_QP, &qp, qp.number, &[]).unwrap();
+            let answer = driver.modify(opcode::INIT2RTR_QP, &qp, qp.number, &fields);
+            let answer = answer.map(drop).map_err(|refused| refused.0);
+            assert_eq!(answer, wanted, "minimal: {minimal}, service {service}");
+        }
     }
 }
 

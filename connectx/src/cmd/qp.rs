@@ -260,6 +260,7 @@ pub(crate) fn modify_qp(
         return refuse!(BadParam, "path MTU code {mtu}, valid codes are 1 to 5");
     }
     let further = check_ports(&device.caps, qp, op, &input)?;
+    check_ordering(&device.caps, qp.service, op, &input)?;
     let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
     let has_late_pd = op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0;
     if has_late_pd {
@@ -330,6 +331,11 @@ fn check_ports(
     if further & FURTHER_UDP_PORT != 0 && !(connected && has_ports) {
         return refuse!(BadParam, "a QP of service {:?} has no UDP source port", qp.service);
     }
+    let changes_lag_port = op == opcode::RTS2RTS_QP
+        && input.get(rst2init_qp_in::opt_param_mask) & OPTIONAL_LAG_PORT != 0;
+    if changes_lag_port && caps.general(cmd_hca_cap::rts2rts_lag_tx_port_affinity) == 0 {
+        return refuse!(BadParam, "the port of a LAG does not change in RTS2RTS_QP");
+    }
     let sets_lag_port = op == opcode::RST2INIT_QP
         || input.get(rst2init_qp_in::opt_param_mask) & OPTIONAL_LAG_PORT != 0;
     let port = input.sub(rst2init_qp_in::qpc).get(qpc::lag_tx_port_affinity);
@@ -337,6 +343,30 @@ fn check_ports(
         lag::check_port(caps, port)?;
     }
     Ok(further)
+}
+
+/// Checks placement out of order, which devices have by service.
+fn check_ordering(
+    caps: &HcaCaps,
+    service: Service,
+    op: u16,
+    input: &Bits<rst2init_qp_in, &[u8]>,
+) -> Result<(), CommandError> {
+    let asks = input.sub(rst2init_qp_in::qpc).is_set(qpc::dp_ordering_1);
+    if op != opcode::INIT2RTR_QP || !asks {
+        return Ok(());
+    }
+    let has = match service {
+        Service::Rc => caps.general(cmd_hca_cap::dp_ordering_ooo_all_rc),
+        Service::Uc => caps.general(cmd_hca_cap::dp_ordering_ooo_all_uc),
+        Service::Ud => caps.general(cmd_hca_cap::dp_ordering_ooo_all_ud),
+        Service::Xrc => caps.general(cmd_hca_cap::dp_ordering_ooo_all_xrc),
+        Service::Gsi | Service::Smi | Service::Umr => 0,
+    };
+    match has {
+        0 => refuse!(BadParam, "a QP of service {service:?} has no placement out of order"),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn query_qp(
