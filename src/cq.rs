@@ -675,9 +675,9 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a queue pair, or a shared receive queue of an XRC domain, uses it, an
-    /// [object of DEVX](crate::mlx5::devx::DevxObject) keeps it, or while there is a
-    /// [handle](CqControl) of it; the queue comes back with the error.
+    /// `EBUSY` while a queue pair, or a shared receive queue of an XRC domain, uses it, while an
+    /// [object of DEVX](crate::mlx5::devx::DevxObject) keeps it, or while there is a [handle](CqControl) of it; the queue
+    /// comes back with the error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair, a shared receive queue of an XRC domain, an object of DEVX, or a \

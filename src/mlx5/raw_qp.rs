@@ -1,8 +1,9 @@
 //! A queue pair that foreign code drives. Pairs with `mlx5dv_init_obj` for `MLX5DV_OBJ_QP`.
 
+use super::RawCompletionQueue;
 use super::devx::{DevxRef, kept};
 use crate::context::Context;
-use crate::cq::CompletionQueue;
+use crate::cq::{CompletionQueue, CqControl, sealed};
 use crate::error::{Error, ErrorWith};
 use crate::memory::queue_layout::{QpIndices, QpLayout};
 use crate::pd::{Shared, Sharing};
@@ -155,8 +156,8 @@ impl<S: Sharing> RawQueuePair<S> {
     }
 
     /// Brings the queue pair to state [`RESET`](crate::QpState::RESET), where the device has none of its WQEs any more,
-    /// and gives it back. See [`QueuePair::reset`]. Its completion queues are the library's: give a
-    /// [`RawCompletionQueue`](super::RawCompletionQueue) back before.
+    /// and gives it back. See [`QueuePair::reset`]. Its completion queues are the library's; one that completes to a
+    /// [`RawCompletionQueue`] has [`reset_among`](Self::reset_among).
     ///
     /// # Errors
     ///
@@ -166,6 +167,32 @@ impl<S: Sharing> RawQueuePair<S> {
         cqs: &mut [&mut CompletionQueue],
     ) -> Result<QueuePair<S>, ErrorWith<RawQueuePair<S>>> {
         match self.qp.reset(cqs) {
+            Ok(()) => Ok(self.qp),
+            Err(error) => Err(error.with(self)),
+        }
+    }
+
+    /// As [`reset`](Self::reset), while foreign code has completion queues of it, `raw`; `cqs` are those that the library
+    /// polls, if any. Completions from before stay in the raw ones, where they name the same queue pair as later ones: the
+    /// foreign code consumes them before anything is posted again.
+    ///
+    /// ```no_run
+    /// # fn f(raw: uverbs::mlx5::RawQueuePair, cq: &uverbs::mlx5::RawCompletionQueue) -> uverbs::Result<()> {
+    /// // One completion queue for both.
+    /// let qp = raw.reset_among(&[cq], &mut [])?;
+    /// # drop(qp); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if these are not exactly the queues that the queue pair completes to; this comes back with the error.
+    pub fn reset_among(
+        mut self,
+        raw: &[&RawCompletionQueue],
+        cqs: &mut [&mut CompletionQueue],
+    ) -> Result<QueuePair<S>, ErrorWith<RawQueuePair<S>>> {
+        let foreign: Vec<&CqControl> = raw.iter().map(|cq| sealed::Sealed::control(*cq)).collect();
+        match self.qp.reset_among(cqs, &foreign) {
             Ok(()) => Ok(self.qp),
             Err(error) => Err(error.with(self)),
         }

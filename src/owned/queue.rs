@@ -126,7 +126,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         cq: &mut OwnedCompletionQueue<T>,
         mut poll: impl FnMut(&mut OwnedCompletionQueue<T>) -> Result<(), PollError>,
     ) -> crate::Result<Unposted<T>> {
-        self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
+        self.qp.check_cqs("reset_qp", &[&mut cq.cq], &[])?;
         if self.shares_receives() {
             // Stop the device first: the reset would discard what arrives after the poll, and with it places
             // of the shared receive queue. If this fails, the reset below fails as well.

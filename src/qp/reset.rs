@@ -1,7 +1,7 @@
 //! The change of a queue pair to state `RESET`, which drops all posted requests.
 
 use super::{Base, QpState, QueuePair};
-use crate::cq::{CompletionQueue, CqInner};
+use crate::cq::{CompletionQueue, CqControl, CqInner};
 use crate::error::{Error, Result};
 use crate::pd::Sharing;
 use std::sync::Arc;
@@ -24,8 +24,18 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// `EINVAL` if `cqs` are not exactly the queues that this queue pair completes to, each once.
     pub fn reset(&mut self, cqs: &mut [&mut CompletionQueue]) -> Result<()> {
+        self.reset_among(cqs, &[])
+    }
+
+    /// As [`reset`](Self::reset), of a queue pair that completes to `foreign` as well, which this library does not poll:
+    /// earlier completions stay there.
+    pub(crate) fn reset_among(
+        &mut self,
+        cqs: &mut [&mut CompletionQueue],
+        foreign: &[&CqControl],
+    ) -> Result<()> {
         const VERB: &str = "reset_qp";
-        self.check_cqs(VERB, cqs)?;
+        self.check_cqs(VERB, cqs, foreign)?;
         let qp = self.qp.clone();
         let _moving = qp.moving(VERB)?;
         for _ in 0..self.qp.file().provider.traits().resets_needed {
@@ -45,17 +55,24 @@ impl<S: Sharing> QueuePair<S> {
         Ok(())
     }
 
-    /// Checks that `cqs` are the queues that [`reset`](Self::reset) needs.
-    pub(crate) fn check_cqs(&self, verb: &'static str, cqs: &[&mut CompletionQueue]) -> Result<()> {
+    /// Checks that these are the queues that [`reset`](Self::reset) needs.
+    pub(crate) fn check_cqs(
+        &self,
+        verb: &'static str,
+        cqs: &[&mut CompletionQueue],
+        foreign: &[&CqControl],
+    ) -> Result<()> {
+        let cqs = || cqs.iter().map(|cq| &cq.inner).chain(foreign.iter().map(|cq| &cq.inner));
         let Base::Domain { send_cq: send, recv_cq: recv, .. } = &self.qp.base else {
             return Ok(());
         };
-        let has = |own: &Arc<CqInner>| cqs.iter().any(|cq| Arc::ptr_eq(&cq.inner, own));
-        let stranger =
-            cqs.iter().find(|cq| !Arc::ptr_eq(&cq.inner, send) && !Arc::ptr_eq(&cq.inner, recv));
+        let has = |own: &Arc<CqInner>| cqs().any(|cq| Arc::ptr_eq(cq, own));
+        let stranger = cqs().find(|cq| !Arc::ptr_eq(cq, send) && !Arc::ptr_eq(cq, recv));
         if let Some(stranger) = stranger {
-            let detail =
-                format!("completion queue {} is not one of the queue pair's", stranger.handle());
+            let detail = format!(
+                "completion queue {} is not one of the queue pair's",
+                stranger.object.handle()
+            );
             return Err(Error::invalid(verb, detail));
         }
         for (own, which) in [(send, "send"), (recv, "receive")] {

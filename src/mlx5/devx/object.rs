@@ -180,9 +180,9 @@ impl DevxObject {
     /// Sends a command that creates an object, and writes its output to `output`. The kernel takes the opcodes of
     /// queues, memory keys, domains, TIRs and TISs, tables, counters, scheduling elements and general objects. The
     /// object keeps `keeps`: a queue pair its protection domain, completion queues, shared receive queue and UAR, a TIR the
-    /// queue pair of raw packets whose RQ it names, so that it is destroyed
-    /// before them, in whatever order they are dropped. Firmware refuses to free a protection domain that a queue uses
-    /// but does not keep, which is [leaked](Context::leaked) then.
+    /// queue pair of raw packets whose RQ it names, so that it is destroyed before them, in whatever order they are dropped.
+    /// Firmware refuses to free a protection domain that a queue uses but does not keep, which is
+    /// [leaked](Context::leaked) then.
     ///
     /// # Safety
     ///

@@ -12,7 +12,7 @@ use uverbs::mlx5::{
     CqLayout, QpIndices, QpLayout, RawCompletionQueue, RawQueuePair, RawSharedReceiveQueue,
     SrqLayout, WqLayout, address_vector, device_memory_address,
 };
-use uverbs::{Access, Notify, Remote, SendWr, Sge, WcOpcode};
+use uverbs::{Access, Errno, Notify, QpAttr, QpState, Remote, SendWr, Sge, WcOpcode};
 use uverbs_uapi::endian::{Be32, Be64};
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe_opcode, mlx5_cqe64};
 use uverbs_uapi::mlx5::wqe::{
@@ -36,6 +36,7 @@ trials![
     raw_queues_leave_nothing,
     raw_queues_stay_the_parents,
     raw_queue_pair_comes_back_by_a_reset,
+    raw_queue_pair_comes_back_by_a_reset_while_its_completion_queue_is_raw,
     device_memory_is_where_it_is_said_to_be,
 ];
 
@@ -555,6 +556,37 @@ fn raw_queue_pair_comes_back_by_a_reset() -> Verdict {
 }
 
 /// Queues that are given back, dropped, destroyed and reset while they are raw, after foreign code used them.
+fn raw_queue_pair_comes_back_by_a_reset_while_its_completion_queue_is_raw() -> Verdict {
+    let context = super::open()?;
+    let pd = context.alloc_pd()?;
+    let foreign = RawCompletionQueue::ignoring_overrun(context.cq_builder(8))?;
+    let (mut cq, mut other) = (context.cq_builder(8).build()?, context.cq_builder(8).build()?);
+    for mixed in [false, true] {
+        let qp_type = uverbs::QpType::RC;
+        let qp = match mixed {
+            true => pd.qp_builder(&foreign, &cq, qp_type).build()?,
+            false => pd.qp_builder(&foreign, &foreign, qp_type).build()?,
+        };
+        let raw = RawQueuePair::take(qp)?;
+        let init = QpAttr::new().state(QpState::INIT).port(crate::env::port()).pkey_index(0);
+        raw.control().modify(&init.access(Access::empty()))?;
+        let (raw, error) = raw.reset(&mut [&mut cq]).expect_err("one is raw").into_parts();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        let refused = raw.reset_among(&[&foreign], &mut [&mut other]);
+        let (raw, error) = refused.expect_err("one is of no use to it").into_parts();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        assert_eq!(raw.control().state(), QpState::INIT);
+        let qp = match mixed {
+            true => raw.reset_among(&[&foreign], &mut [&mut cq])?,
+            false => raw.reset_among(&[&foreign], &mut [])?,
+        };
+        assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
+        qp.modify(&init.access(Access::empty()))?;
+        qp.destroy()?;
+    }
+    Ok(())
+}
+
 fn raw_queues_leave_nothing() -> Verdict {
     use uverbs::ObjectKind;
     super::open()?;
