@@ -39,6 +39,8 @@ struct Resource {
     pending: Option<u32>,
     /// Whether all were sent once. Then the requester may have them, and more of its requests may come.
     answered: bool,
+    /// [`Responder::streamed`] in front of it.
+    streamed: Option<Psn>,
 }
 
 impl Resource {
@@ -327,7 +329,7 @@ impl<P: Clone> QueuePair<P> {
         let responder = &mut self.responder;
         responder.message = None;
         if let Some(kept) = responder.resources.iter().find(|kept| kept.pending.is_some()) {
-            let streamed = responder.streamed.filter(|psn| psn.is_before(kept.first));
+            let streamed = kept.streamed.filter(|psn| psn.is_before(kept.first));
             responder.reply = streamed.map(|psn| (psn, Syndrome::Ack));
         }
         responder.resources.clear();

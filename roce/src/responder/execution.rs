@@ -95,7 +95,9 @@ impl<P: Clone> QueuePair<P> {
             Answer::Atomic(_) | Answer::Empty => 0,
         };
         let (pending, answered) = (Some(0), false);
-        resources.push_back(Resource { first, psns, answer, until, pending, answered });
+        let streamed = self.responder.streamed;
+        let kept = Resource { first, psns, answer, until, pending, answered, streamed };
+        self.responder.resources.push_back(kept);
     }
 
     /// From `check_rkey` and `rxe_prepare_res`. The memory is read when the response is sent.

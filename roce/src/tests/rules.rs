@@ -821,14 +821,16 @@ fn an_ack_in_error_names_no_request_that_has_a_response() {
 fn an_ack_that_is_owed_is_sent_in_error() {
     let mut network = rc();
     network.devices[1].post_receive();
+    network.devices[1].post_receive();
     post(&mut network, 0, SEND, 8);
     post(&mut network, 1, READ, 8);
+    post(&mut network, 2, SEND, 8);
     deliver(&mut network, 0);
     move_to_error(&mut network, 1);
     deliver(&mut network, 1);
-    // The read is not answered.
+    // The read is not answered, and so the send behind it is not acknowledged.
     assert_eq!(statuses(&mut network), [Status::IB_WC_SUCCESS]);
-    assert_eq!((state(&network, 0), network.endpoints[0].pending(QPNS[0])), (State::Rts, 1));
+    assert_eq!((state(&network, 0), network.endpoints[0].pending(QPNS[0])), (State::Rts, 2));
     assert!(packets(&mut network, 1).is_empty());
 }
 
