@@ -10,7 +10,8 @@
 //!   serving ────────────────────────────▶ standing by ───────────────────────────▶ asleep
 //!      ▲                                     │    ▲                                  │
 //!      └─────────────────────────────────────┘    └──────────────────────────────────┘
-//!        no wait since the last look, or alarm           the wait ends, or alarm
+//!        no wait since the last look, alarm,             the wait ends, or alarm
+//!        or a wait that does not serve
 //! ```
 //!
 //! Programs that wait by the descriptors of their channels (an event loop) are served by the world's thread, and so are
@@ -154,6 +155,8 @@ struct Shift<'s> {
     service: &'s Service,
     core: &'s Core,
     server: MutexGuard<'s, Server>,
+    /// Whether datagrams had waited for it.
+    is_late: bool,
 }
 
 impl Drop for Shift<'_> {
@@ -166,7 +169,7 @@ impl Drop for Shift<'_> {
             // Of several threads that wait, none serves the others well.
             self.server.waits.ended(true);
             service.wake();
-        } else {
+        } else if !self.is_late {
             self.server.waits.paid();
         }
         if service.is_asleep.swap(false, Ordering::SeqCst) {
@@ -317,6 +320,11 @@ impl Service {
             return None;
         }
         self.is_wait.store(true, Ordering::SeqCst);
+        // A wait that began meanwhile has found neither this one nor a thread that stands by.
+        if self.others.load(Ordering::SeqCst) > 0 {
+            self.is_wait.store(false, Ordering::SeqCst);
+            return None;
+        }
         let mut kernel = core.kernel().ok();
         if let Some(kernel) = &mut kernel {
             let now = core.elapsed();
@@ -326,7 +334,7 @@ impl Service {
             }
         }
         drop(kernel);
-        Some(Shift { service: self, core, server })
+        Some(Shift { service: self, core, server, is_late: false })
     }
 
     /// [`poll_until`], which serves the socket meanwhile.
@@ -366,6 +374,7 @@ impl Service {
             // Datagrams that have come since then have waited for too long.
             let at_once = Some(Duration::ZERO);
             if self.wire.wait(&[], false, at_once).is_ok_and(|readiness| readiness.socket) {
+                shift.is_late = true;
                 shift.server.waits.ended(true);
             }
         }
@@ -406,7 +415,7 @@ impl Service {
 struct Attempts {
     /// Times that it is not tried before the next attempt.
     skips: u32,
-    /// As many were skipped last, and less for each attempt that has paid since.
+    /// The times that were skipped last, less a sixteenth for each attempt that has paid since.
     penalty: u32,
 }
 
