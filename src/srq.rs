@@ -476,11 +476,12 @@ impl SharedReceiveQueue {
     }
 
     /// Destroys the queue, and returns an error if that fails; dropping it does the same silently,
-    /// as soon as no queue pair uses it any more.
+    /// as soon as no queue pair and no object of DEVX uses it any more.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a queue pair uses it, or an [object of DEVX](crate::mlx5::devx::DevxObject) keeps it; the queue comes back with the error.
+    /// `EBUSY` while a queue pair uses it, or an [object of DEVX](crate::mlx5::devx::DevxObject) keeps it; the queue
+    /// comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue, or an object of \

@@ -2,10 +2,10 @@
 
 use super::cq::name_of_srq;
 use super::lending::{Loans, QueueLender};
+use super::qp::OwnedRecvBatch;
 use super::qp_map::AdoptedQp;
-use super::queue::OwnedRecvBatch;
 use crate::error::{Error, ErrorWith, Result};
-use crate::lending::loan_table::RECV;
+use crate::lending::loan_table::{RECV, Reclaim};
 use crate::srq::{self, SharedReceiveQueue, SrqInner, SrqRef};
 use crate::wr::PostError;
 use std::fmt;
@@ -45,16 +45,30 @@ use std::sync::Arc;
 pub struct OwnedSharedReceiveQueue<T> {
     srq: SharedReceiveQueue,
     lender: QueueLender<T>,
-    /// Of a queue of an XRC domain; dropped after the kernel's queue was destroyed.
-    _adopted: Option<Adopted<T>>,
 }
 
-/// The entry of a queue of an XRC domain in the map of its completion queue.
-struct Adopted<T>(Arc<AdoptedQp<T>>);
+/// The loans of a queue of an XRC domain, and its entry in the map of its completion queue. Dropped when the kernel's queue
+/// is destroyed, which an object of DEVX may keep: until then messages complete its receives.
+struct Adopted<T> {
+    loans: Loans<T>,
+    entry: Arc<AdoptedQp<T>>,
+}
+
+impl<T: Send + 'static> Reclaim for Adopted<T> {
+    fn reclaim_all(&self) {
+        self.loans.reclaim_all();
+    }
+}
+
+impl<T> fmt::Debug for Adopted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Adopted").field(&self.loans).finish()
+    }
+}
 
 impl<T> Drop for Adopted<T> {
     fn drop(&mut self) {
-        self.0.close();
+        self.entry.close();
     }
 }
 
@@ -81,7 +95,10 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
             return Err(Error::invalid(VERB, detail).with(srq));
         }
         match OwnedSharedReceiveQueue::lender(&srq) {
-            Ok(lender) => Ok(OwnedSharedReceiveQueue::lending(srq, lender, None)),
+            Ok(lender) => {
+                let loans = Arc::new(lender.loans().clone());
+                Ok(OwnedSharedReceiveQueue::lending(srq, lender, loans))
+            }
             Err(error) => Err(error.with(srq)),
         }
     }
@@ -94,24 +111,21 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
         let adopted = OwnedSharedReceiveQueue::lender(&srq).and_then(|lender| {
             // Messages to XRC targets have no global route header.
             let lender = lender.with_datagrams(false);
-            Ok((Adopted(adopt(lender.loans())?), lender))
+            let loans = lender.loans().clone();
+            Ok((Adopted { entry: adopt(&loans)?, loans }, lender))
         });
         match adopted {
             Ok((adopted, lender)) => {
-                Ok(OwnedSharedReceiveQueue::lending(srq, lender, Some(adopted)))
+                Ok(OwnedSharedReceiveQueue::lending(srq, lender, Arc::new(adopted)))
             }
             Err(error) => Err(error.with(srq)),
         }
     }
 
-    fn lending(
-        srq: SharedReceiveQueue,
-        lender: QueueLender<T>,
-        adopted: Option<Adopted<T>>,
-    ) -> Self {
+    fn lending(srq: SharedReceiveQueue, lender: QueueLender<T>, lent: Arc<dyn Reclaim>) -> Self {
         // It was never set: a queue is taken over once.
-        let _ = srq.inner.lent.set(Arc::new(lender.loans().clone()));
-        OwnedSharedReceiveQueue { srq, lender, _adopted: adopted }
+        let _ = srq.inner.lent.set(lent);
+        OwnedSharedReceiveQueue { srq, lender }
     }
 
     fn lender(srq: &SharedReceiveQueue) -> Result<QueueLender<T>> {

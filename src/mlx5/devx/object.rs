@@ -77,7 +77,8 @@ pub(crate) struct Facts {
 
 /// An object that a command names, and that the object which it creates keeps: a [`Umem`](super::Umem), a
 /// [`DevxObject`], a UAR or VAR, or an object of the verbs: a domain, region or queue, also one that foreign code drives. A
-/// queue pair that is dropped before the object goes to state [`RESET`](crate::QpState::RESET) until then.
+/// queue pair that is dropped before the object goes to state [`RESET`](crate::QpState::RESET) until then; a shared receive
+/// queue goes on to take messages.
 pub trait DevxRef: kept::Sealed {}
 
 impl DevxRef for DevxObject {}
