@@ -852,6 +852,13 @@ impl<S: Locking> Inflight<S> {
         deferred.run();
     }
 
+    /// The number of slots of one side whose requests are over, or that are free.
+    pub(super) fn room(&self, side: Side) -> usize {
+        let [send, recv] = &self.loans;
+        let loans = if side == Side::Send { send } else { recv };
+        loans.len() - loans.lent()
+    }
+
     /// How many requests are in flight, abandoned ones included.
     pub(super) fn in_flight(&self) -> usize {
         if self.is_here() { self.loans.iter().map(Loans::lent).sum() } else { 0 }

@@ -8,8 +8,10 @@ use super::queue::{Queue, end_of_sent};
 use crate::first_panic::FirstPanic;
 use crate::lending::waiting::Waiting;
 use crate::owned::Lend;
+use crate::owned::NamedBytes;
 use crate::pd::Shared;
 use crate::wr::PostError;
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -17,7 +19,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// Requests that are posted with as few doorbells as there is room for: a future of all their ends, in the order of
-/// the list, or a [stream](Self::next) of them.
+/// the list, or a [stream](Self::next) of them, with the feature `stream` as the trait.
 ///
 /// Made by [`AsyncQueuePair::post_all`](super::AsyncQueuePair::post_all) and
 /// [`AsyncSharedReceiveQueue::recv_all`](super::AsyncSharedReceiveQueue::recv_all). A single future rings the doorbell
@@ -65,6 +67,8 @@ pub struct PostAll<L, S: Locking = Shared, R: Request = Transfer> {
     posted: Posted<L>,
     /// Ends that the future has found.
     ends: Vec<OpResult<L>>,
+    /// The bytes of memory that was asked for them, while it is posted. It is here to be allocated once.
+    answers: VecDeque<Option<NamedBytes>>,
 }
 
 /// No part of it is pinned.
@@ -76,7 +80,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
         requests: impl IntoIterator<Item = (R, L)>,
     ) -> PostAll<L, S, R> {
         let (waiting, posted, ends) = (Waiting::new(requests), Posted::default(), Vec::new());
-        PostAll { queue, waiting, ticket: None, turn: 0, side: Side::Send, posted, ends }
+        let (side, answers) = (Side::Send, VecDeque::new());
+        PostAll { queue, waiting, ticket: None, turn: 0, side, posted, ends, answers }
     }
 
     /// How many requests are not posted yet.
@@ -196,7 +201,8 @@ impl<L: Lend, S: Locking, R: Request> PostAll<L, S, R> {
             if self.waiting.is_empty() {
                 break;
             }
-            let posted = self.queue.post_list(side, &mut self.waiting, &mut self.posted);
+            let PostAll { queue, waiting, posted, answers, .. } = self;
+            let posted = queue.post_list(side, waiting, posted, answers);
             waits &= !self.take_turn(left - self.waiting.len());
             match posted {
                 Ok(()) => continue,

@@ -285,19 +285,23 @@ impl<S: Locking> Queue<S> {
 
     /// Posts requests of one side, with one doorbell, until one of the other side. In `posted` each has the `wr_id` of
     /// its loan, or was refused. No task is woken for them unless it [watches](Inflight::watch) them. An error if the
-    /// next one was not posted.
+    /// next one was not posted. Of memory that has to be asked for its bytes as many requests are posted as there is room
+    /// for at the begin; `answers` is a list to use for that.
     pub(super) fn post_list<L: Lend, R: Request>(
         &self,
         side: Side,
         waiting: &mut Waiting<R, L>,
         posted: &mut Posted<L>,
+        answers: &mut VecDeque<Option<NamedBytes>>,
     ) -> Result<(), PostError> {
-        // Asked while no lock is held.
-        let mut answers = VecDeque::new();
-        if waiting.memory().any(|memory| memory.named().is_some()) {
-            answers.extend(waiting.memory().map(L::named));
+        answers.clear();
+        let mut most = usize::MAX;
+        if waiting.memory().any(L::must_be_asked) {
+            // Asked while no lock is held; also the one that finds no room.
+            most = self.inflight.room(side) + 1;
+            answers.extend(waiting.memory().take(most).map(L::named));
         }
-        let mut list = List { side, waiting, answers, posted };
+        let mut list = List { side, most, waiting, answers, posted };
         let ended = match (&self.posting, side) {
             (Posting::Qp(posting) | Posting::CheckedQp(posting), Side::Send) => {
                 self.post_sends(posting, &mut list)
@@ -706,14 +710,16 @@ fn push_recv<L: Lend>(
 /// Requests that [`Queue::post_list`] posts.
 struct List<'l, R: Request, L> {
     side: Side,
+    /// The most requests to post.
+    most: usize,
     waiting: &'l mut Waiting<R, L>,
     /// Those of the memory of the requests, if any had to be asked.
-    answers: VecDeque<Option<NamedBytes>>,
+    answers: &'l mut VecDeque<Option<NamedBytes>>,
     posted: &'l mut Posted<L>,
 }
 
 impl<L: Lend, R: Request> List<'_, R, L> {
-    /// Pushes the requests of one side, until one finds no room.
+    /// Pushes the requests of one side, until one finds no room or these are the most.
     #[inline(always)]
     fn push_each(
         &mut self,
@@ -724,12 +730,13 @@ impl<L: Lend, R: Request> List<'_, R, L> {
             &mut Option<PostFailure>,
         ) -> Option<u64>,
     ) -> Result<(), PostError> {
-        let List { side, waiting, answers, posted } = self;
+        let List { side, most, waiting, answers, posted } = self;
         let mut ended = Ok(());
         waiting.post_each(|request, memory| {
-            if request.kind().side() != *side {
+            if request.kind().side() != *side || *most == 0 {
                 return Err(memory);
             }
+            *most -= 1;
             let (named, mut memory, mut failed) =
                 (answers.pop_front().flatten(), Some(memory), None);
             if let Some(wr_id) = push(request.kind(), &mut memory, named, &mut failed) {

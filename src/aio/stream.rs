@@ -1,12 +1,13 @@
-//! [`Inbox`], [`AsyncListener`], [`AsyncConnection`] and `Events` as streams of the `futures` crates, for `StreamExt`
-//! and the like.
+//! [`Inbox`], [`PostAll`], [`AsyncListener`], [`AsyncConnection`] and `Events` as streams of the `futures` crates, for
+//! `StreamExt` and the like.
 
 use super::cm::{AsyncConnection, AsyncListener};
 use super::inbox::Inbox;
 use super::locking::Locking;
-use super::op::OpError;
+use super::op::{OpError, Request};
+use super::post_all::PostAll;
 use crate::cm::{ConnectRequest, ConnectionEvent};
-use crate::owned::{Buffer, Finished};
+use crate::owned::{Buffer, Finished, Lend};
 use futures_core::{FusedStream, Stream};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -26,6 +27,16 @@ impl<S: Locking> Stream for Inbox<S> {
 impl<S: Locking> FusedStream for Inbox<S> {
     fn is_terminated(&self) -> bool {
         self.is_over()
+    }
+}
+
+/// The ends of the requests, in their order. It ends after the last one, and goes on after
+/// [`extend`](Extend::extend).
+impl<L: Lend, S: Locking, R: Request> Stream for PostAll<L, S, R> {
+    type Item = Result<Finished<L>, OpError<L>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        PostAll::poll_next(&mut self, cx)
     }
 }
 

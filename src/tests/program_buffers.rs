@@ -1,12 +1,16 @@
 //! Memory of the program's own is lent by value, and comes back as the same value.
 #![allow(unsafe_code, reason = "the point of the tests")]
 
+use super::futures::{Futures, cx};
 use super::owned::Owned;
 use super::{Bench, wc};
+use crate::aio::Transfer;
 use crate::owned::{Memory, ProgramBuffer, RegionSge, RegisteredBuffer};
 use crate::uverbs::scripted::Role;
-use crate::{Access, PostError, Remote, Rkey, SendWr, Sge};
+use crate::{Access, PostError, Remote, Rkey, SendWr, Sge, WcStatus};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
 
@@ -235,4 +239,42 @@ fn no_part_of_memory_begins_beyond_the_last_address() {
     let last = memory.slice(9..11).expect("it begins at the last address");
     assert_eq!((last.sge().addr, last.sge().length), (u64::MAX, 2));
     assert_eq!((memory.slice(10..11), memory.slice(1 << 31..)), (None, None));
+}
+
+/// Memory that counts how often it is asked for its bytes.
+struct Asked {
+    sge: RegionSge,
+    times: Arc<AtomicUsize>,
+}
+
+// SAFETY: as above.
+unsafe impl RegisteredBuffer for Asked {
+    fn sge(&self) -> RegionSge {
+        self.times.fetch_add(1, Ordering::Relaxed);
+        self.sge
+    }
+}
+
+#[test]
+fn memory_of_a_long_list_is_asked_a_few_times() {
+    const LENGTH: usize = 100;
+    let mut futures = Futures::new();
+    let region =
+        futures.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
+    let times = Arc::new(AtomicUsize::new(0));
+    let memory = || Asked { sge: RegionSge::new(&region, ..).unwrap(), times: times.clone() };
+    let mut list = futures.qp.post_all((0..LENGTH).map(|_| (Transfer::Send, memory())));
+    let mut ends = 0;
+    while ends < LENGTH {
+        while let Poll::Ready(Some(end)) = list.poll_next(&mut cx()) {
+            drop(end.unwrap());
+            ends += 1;
+        }
+        if ends < LENGTH {
+            futures.complete(Role::Send, WcStatus::SUCCESS);
+        }
+    }
+    // Each completion makes room for one, and the next one is asked, too: not all that wait.
+    assert!(times.load(Ordering::Relaxed) <= 8 * LENGTH, "{times:?} for {LENGTH} requests");
+    drop(list);
 }

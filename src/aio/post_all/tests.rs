@@ -4,7 +4,6 @@ use super::*;
 use crate::aio::OpError;
 use crate::owned::{Buffer, SharedBuffer};
 use crate::tests::futures::{Futures, Kind, cx, for_each_kind};
-
 use crate::uverbs::scripted::Role;
 use crate::{Access, MemoryRegion, Remote, Rkey, SendWr, WcStatus};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -60,6 +59,30 @@ fn poll<S: Kind>(list: &mut Writes<S>) -> Poll<Vec<usize>> {
 
 fn next<S: Kind>(list: &mut Writes<S>) -> Poll<Option<usize>> {
     list.poll_next(&mut cx()).map(|end| end.map(|end| end.unwrap().memory.len()))
+}
+
+/// The ends come one by one, and those of requests that extend the list come behind.
+#[cfg(feature = "stream")]
+#[test]
+fn a_list_is_a_stream_of_ends() {
+    use futures_core::Stream;
+    let mut futures = Futures::new();
+    let mut list = writes(&futures, 1..3);
+    let next = |list: &mut Writes<Shared>| {
+        let end = Stream::poll_next(Pin::new(list), &mut cx());
+        end.map(|end| end.map(|end| end.unwrap().memory.len()))
+    };
+    assert!(next(&mut list).is_pending());
+    for length in [1, 2] {
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        assert_eq!(next(&mut list), Poll::Ready(Some(length)));
+    }
+    assert_eq!(next(&mut list), Poll::Ready(None));
+    let to = Transfer::Write(Remote { addr: 0, rkey: Rkey(1) });
+    list.extend([(to, futures.pool.copy(b"three").unwrap())]);
+    assert!(next(&mut list).is_pending());
+    futures.complete(Role::Send, WcStatus::SUCCESS);
+    assert_eq!(next(&mut list), Poll::Ready(Some(5)));
 }
 
 fn a_list_takes_one_doorbell_and_ends_in_its_order<S: Kind>() {
