@@ -169,8 +169,8 @@ mod completion;
 mod cq;
 mod lending;
 mod program_buffer;
+mod qp;
 mod qp_map;
-mod queue;
 mod region_slice;
 mod scope;
 mod srq;
@@ -186,7 +186,7 @@ pub(crate) use lending::{
 };
 pub use lending::{Lend, LendMut, Memory, PushError, RegionSge};
 pub use program_buffer::{ProgramBuffer, RegisteredBuffer};
-pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};
+pub use qp::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};
 pub use region_slice::RegionSlice;
 pub use scope::{Ending, LendScoped, Pending, RegionRef, Scope, ScopeError, ScopedRegion};
 pub use srq::OwnedSharedReceiveQueue;

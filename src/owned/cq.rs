@@ -2,8 +2,8 @@
 
 use super::completion::{Finished, Outcome, VisitedCompletion};
 use super::lending::{Lent, Memory, OtherLoan, QueueLender, lent, memory_and_tag};
+use super::qp::OwnedQueuePair;
 use super::qp_map::QpMap;
-use super::queue::OwnedQueuePair;
 use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
 use crate::cq::{

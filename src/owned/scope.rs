@@ -4,7 +4,7 @@ use super::buffer::{Buffer, SharedBuffer};
 use super::completion::Outcome;
 use super::cq::OwnedCompletionQueue;
 use super::lending::{HasSge, OtherLoan, RegionSge, sge_of};
-use super::queue::{OwnedQueuePair, Unposted, append};
+use super::qp::{OwnedQueuePair, Unposted, append};
 use crate::abort::{AbortOnUnwind, abort};
 use crate::cq::PollError;
 use crate::error::{Error, ErrorWith, MemoryError, Result, debug_is_sentence};
