@@ -279,16 +279,17 @@ impl Fabric {
         self.find_ready(before).is_some_and(|thing| self.run_thing(thing, 1))
     }
 
-    /// Does a thing that can be done now for at most so many messages: fetches WQEs of a queue, sends packets of a queue
-    /// pair up to the end of a request, lets packets of one arrive up to the end of a message. Or it lets one write of
-    /// data end. At most 32 packets leave or arrive at once, and so many of responses do. Returns whether it did
-    /// anything.
+    /// Does a thing that can be done now for at most so many messages, but for one at least: fetches WQEs of a queue,
+    /// sends packets of a queue pair up to the end of a request, lets packets of one arrive up to the end of a message.
+    /// At most 32 packets leave or arrive, also of responses, which end no message. Data that may reach memory is one
+    /// write. Returns whether it did anything.
     pub fn run_thing(&mut self, thing: ReadyThing, messages: usize) -> bool {
         let ReadyThing { function: number, ready } = thing;
         if number >= self.functions.len() {
             return false;
         }
         self.budget = COST_PER_POLL;
+        let messages = messages.max(1);
         let worked = match ready {
             Ready::Queue(before) => {
                 let queue = self.functions[number].device_mut().ready_queues.take(before);

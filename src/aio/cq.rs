@@ -117,6 +117,10 @@ impl<S: Locking> AsyncCompletionQueue<S> {
     ///
     /// Those of [`OwnedCompletionQueue::adopt`](crate::owned::OwnedCompletionQueue::adopt); `EINVAL` for a queue pair
     /// under another thread domain; `EPIPE` if the driver has ended. The queue pair comes back with the error.
+    ///
+    /// # Panics
+    ///
+    /// If a waker panics: this polls, and wakes tasks of other requests. The queue pair is dropped then.
     pub fn adopt(
         &self,
         qp: QueuePair<S>,

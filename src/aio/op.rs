@@ -143,7 +143,7 @@ enum Stage<R> {
     New(R),
     /// Not posted at once, with its ticket if it waits for room.
     Waiting(R, Option<Ticket>),
-    /// A send or a write that is posted, with the `wr_id` of its loan.
+    /// A send, a write, or another request that returns nothing, which is posted, with the `wr_id` of its loan.
     Posted(u64),
     /// Any other request that is posted, whose end [`Queue::take_sent`] would leave where it is.
     PostedOther(u64),

@@ -108,8 +108,9 @@ impl RawCompletionQueue {
     ///
     /// # Safety
     ///
-    /// The foreign code has stopped, and has consumed all CQEs before this one and no other. No CQE behind them is of a queue
-    /// pair that is destroyed, or that was [reset](super::RawQueuePair::reset_among) after it. Events of the queue were read by the library's channel, if it has one.
+    /// The foreign code has stopped, and has consumed all CQEs before this one and no other. No CQE behind them is of a
+    /// queue pair that is destroyed, or that was [reset](super::RawQueuePair::reset_among) after it. Events of the queue
+    /// were read by the library's channel, if it has one.
     ///
     /// # Errors
     ///

@@ -50,8 +50,8 @@ impl RawSharedReceiveQueue {
         let posted = ring.outstanding();
         if posted != 0 {
             let detail = format!(
-                "{posted} receives are posted, and none of their completions was polled: poll those, or create a queue, \
-                 as no reset takes receives back"
+                "{posted} posted receives have no completion that was polled: poll for those, or destroy the queue and \
+                 create another, as no reset takes receives back"
             );
             return Err(Error::new(VERB, Errno::BUSY).detail(detail).with(srq));
         }

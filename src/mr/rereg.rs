@@ -54,8 +54,8 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// `EOPNOTSUPP` where the driver has no REREG, as rxe of Linux 6.1; `EACCES` for write access to memory
     /// that was registered without; `EBUSY` while a [window](crate::MemoryWindow#what-a-window-holds) holds
-    /// the region, or an [object of DEVX](crate::mlx5::devx::DevxObject) keeps it; `EINVAL` for no change, for contradictory rights, for flags that cannot change
-    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a domain of another context, or for a region of [device
+    /// the region, or an [object of DEVX](crate::mlx5::devx::DevxObject) keeps it; `EINVAL` for no change, for
+    /// contradictory rights, for flags that cannot change (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a domain of another context, or for a region of [device
     /// memory](crate::DeviceMemory), which no kernel changes; `EPERM` for a region that was
     /// [imported](crate::ProtectionDomain::import_mr), even by its new owner, and for more rights to memory
     /// that is [unowned](crate::MrBuilder::register_unowned) or the whole address space, for whose present

@@ -16,7 +16,7 @@ use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_EX_CMD_MODIF
 
 /// Held by each queue of a queue pair and by its control.
 ///
-/// Memory windows, flow rules and multicast memberships keep a queue pair alive, too. When the last handle is dropped
+/// Memory windows, flow rules, multicast memberships and objects of DEVX keep a queue pair alive, too. When the last handle is dropped
 /// before them, the program can neither post nor poll for it any more. The queue pair then goes to state `RESET`, where
 /// the device carries out none of its requests, and the peer's requests time out.
 #[derive(Clone, Debug)]

@@ -16,6 +16,7 @@ use crate::qp::{QpControl, QpInfo};
 use crate::sharing::envelope::Envelope;
 use crate::srq::{SharedReceiveQueue, SrqAttr};
 use crate::xrcd::XrcDomain;
+use rustix::io::Errno;
 use std::fmt;
 use std::sync::Arc;
 
@@ -195,9 +196,14 @@ impl ForeignObject {
         match object.destroy_existing() {
             Ok(()) => Ok(()),
             Err(error) => {
-                let error = error.context(|| {
-                    format!("{} {}: destroy what depends on it first", self.kind, self.handle)
-                });
+                let remedy = match error.errno() {
+                    // Of firmware, too: see `undestroyed` of `mlx5/devx/object.rs`.
+                    Errno::BUSY | Errno::INVAL | Errno::REMOTEIO => {
+                        ": destroy what depends on it first"
+                    }
+                    _ => "",
+                };
+                let error = error.context(|| format!("{} {}{remedy}", self.kind, self.handle));
                 Err(error.with(self))
             }
         }

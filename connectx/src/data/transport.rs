@@ -39,7 +39,7 @@ pub(crate) enum Turn {
 }
 
 impl Turn {
-    /// The turn of a call that is none's turn to send: what it sends arrives when the caller of the fabric chooses.
+    /// In a call that gives no queue pair a turn to send.
     const OF_INPUT: Turn = Turn::Requests(1);
 
     /// Counts a request that was sent; returns whether the turn ends with it.

@@ -520,7 +520,7 @@ fn busy_shared_receive_queue_is_not_taken() -> Verdict {
     let refused = RawSharedReceiveQueue::take(srq).expect_err("a receive is posted");
     let error = refused.into_parts().1;
     assert_eq!(error.errno(), uverbs::Errno::BUSY);
-    assert!(error.message().starts_with("1 receives are posted"), "{error}");
+    assert!(error.message().starts_with("1 posted receives have no completion"), "{error}");
     drop((qp, cq, memory));
     Ok(())
 }
@@ -555,7 +555,6 @@ fn raw_queue_pair_comes_back_by_a_reset() -> Verdict {
     Ok(())
 }
 
-/// Queues that are given back, dropped, destroyed and reset while they are raw, after foreign code used them.
 fn raw_queue_pair_comes_back_by_a_reset_while_its_completion_queue_is_raw() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
@@ -587,6 +586,7 @@ fn raw_queue_pair_comes_back_by_a_reset_while_its_completion_queue_is_raw() -> V
     Ok(())
 }
 
+/// Queues that are given back, dropped, destroyed and reset while they are raw, after foreign code used them.
 fn raw_queues_leave_nothing() -> Verdict {
     use uverbs::ObjectKind;
     super::open()?;
