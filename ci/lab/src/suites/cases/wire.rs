@@ -111,13 +111,16 @@ fn over_ipv6(kind: &str, options: &str) -> Case {
     )
 }
 
-/// A client that is refused is run again: a device in a process listens where nobody sees it.
+/// A client that is refused is run again, beside another server: a device in a process listens where nobody sees it, and a
+/// server that has accepted some of a client's connections waits for their messages.
 const AGAIN: &str = r#"
 again() {
-    for turn in $(seq 40); do
+    for turn in $(seq 12); do
+        serve
+        usleep $((turn * 250000))
         "$@" >said 2>&1; status=$?
-        grep -qiE 'reject|unreachable' said && kill -0 $server || break
-        usleep 250000
+        grep -qiE 'reject|unreachable' said || break
+        kill $server; wait $server
     done
     cat said
     return $status
@@ -140,7 +143,7 @@ fn connections() -> Vec<Case> {
             &format!(
                 "{AGAIN}\n\
                  (pair cm '{they_serve} {there}' \"${sim} uverbs cm {we_ask} {there}\") || fail 'theirs serves'\n\
-                 timeout 60 ${sim} uverbs cm {we_serve} {here} >server 2>&1 & server=$!\n\
+                 serve() {{ timeout 60 ${sim} uverbs cm {we_serve} {here} >server 2>&1 & server=$!; }}\n\
                  again timeout 20 {they_ask} {here} >client 2>&1; client=$?; cat client\n\
                  [ $client = 0 ] || fail \"the client ended with $client, the server said: $(cat server)\"\n\
                  wait $server || fail \"the server ended with $?: $(cat server)\"\n\
