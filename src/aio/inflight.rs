@@ -467,6 +467,12 @@ impl<S: Locking> Inflight<S> {
         if wr_id & RECV == 0 { send } else { recv }
     }
 
+    /// The slots of one side.
+    fn loans_of(&self, side: Side) -> &Loans<OpTag> {
+        let [send, recv] = &self.loans;
+        if side == Side::Send { send } else { recv }
+    }
+
     /// Lets posters see what was changed.
     fn publish(&self, state: &State) {
         let (before, after) = (self.flags.load(Ordering::Relaxed), state.flags());
@@ -572,8 +578,7 @@ impl<S: Locking> Inflight<S> {
     /// program that waits for one request before it looks at those posted earlier would wait for ever.
     #[cold]
     pub(super) fn move_ends(&self, side: Side) -> bool {
-        let [send, recv] = &self.loans;
-        let loans = if side == Side::Send { send } else { recv };
+        let loans = self.loans_of(side);
         let mut moved = false;
         for tries in 0.. {
             let Some(mut state) = self.state() else { break };
@@ -854,8 +859,7 @@ impl<S: Locking> Inflight<S> {
 
     /// The number of slots of one side whose requests are over, or that are free.
     pub(super) fn room(&self, side: Side) -> usize {
-        let [send, recv] = &self.loans;
-        let loans = if side == Side::Send { send } else { recv };
+        let loans = self.loans_of(side);
         loans.len() - loans.lent()
     }
 

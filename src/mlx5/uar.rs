@@ -131,8 +131,8 @@ impl Uar {
 
     /// Maps the page. Each call makes another mapping.
     ///
-    /// A store posts requests of any queue that names the page by its number, as BlueFlame carries the WQE itself. Whoever
-    /// makes such a queue decides who may have a mapping; see the Safety section of
+    /// A store posts requests of any queue that names the page by its number, as BlueFlame carries the WQE itself. The
+    /// maker of such a queue decides who may have a mapping; see the Safety section of
     /// [`DevxObject::create`](super::devx::DevxObject::create).
     ///
     /// # Errors

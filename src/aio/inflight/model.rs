@@ -66,6 +66,14 @@ fn await_end(inflight: &Inflight, wr_id: u64, (task, waker): (Arc<Task>, Waker))
     }
 }
 
+/// Watches a request in a task until it is not pending any more.
+fn await_watched(inflight: &Inflight, wr_id: u64) {
+    let (task, waker) = task();
+    while inflight.watch(wr_id, &waker) {
+        task.0.wait();
+    }
+}
+
 /// A request completes while its future is polled: the future is over, or is woken.
 #[test]
 fn a_future_polled_while_its_request_completes_is_woken() {
@@ -249,13 +257,7 @@ fn a_list_that_is_polled_while_the_driver_ends_is_woken() {
         let mut queue = Queue::new(1);
         let wr_id = queue.post_settling_alone().unwrap();
         let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
-        let list = move || {
-            let (task, waker) = task();
-            while b.watch(wr_id, &waker) {
-                task.0.wait();
-            }
-        };
-        at_once(move || a.fail_all(), list);
+        at_once(move || a.fail_all(), move || await_watched(&b, wr_id));
     });
 }
 
@@ -376,11 +378,8 @@ fn a_list_that_watches_its_last_request_is_woken() {
         let wr_id = queue.post_settling_alone().unwrap();
         let [a, b] = [queue.inflight.clone(), queue.inflight.clone()];
         let list = move || {
-            let (task, waker) = task();
-            while b.watch(wr_id, &waker) {
-                task.0.wait();
-            }
-            let progress = b.progress(wr_id, &waker);
+            await_watched(&b, wr_id);
+            let progress = b.progress(wr_id, Waker::noop());
             assert!(matches!(progress, OpProgress::Over(..)));
         };
         at_once(move || complete(&a, wr_id | SETTLES_ALONE), list);
